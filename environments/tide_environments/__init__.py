@@ -1,0 +1,1 @@
+"""Environments that ship with TideRL, written with `tide_sdk` alone."""

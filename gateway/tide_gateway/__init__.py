@@ -1,0 +1,1 @@
+"""The environment gateway of TideRL."""

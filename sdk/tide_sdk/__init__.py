@@ -1,0 +1,1 @@
+"""Wire contract, clients, environment server and the `@agent` decorator of TideRL."""

@@ -1,0 +1,214 @@
+"""The wire contract: what the gateway, environment servers and agents say to each other.
+
+JSON over HTTP with the header `Tide-Contract: 1`. Every model is frozen and refuses unknown fields, so that a
+misspelt field is an error that names it. `docs/contract.md` is the same contract in words.
+
+Source: TideRL appendix B.1 (the five endpoints); rewards and endings follow gymnasium.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tide_sdk.clocks import ClockName, TaskState
+
+CONTRACT_VERSION = 1
+CONTRACT_HEADER = "Tide-Contract"
+MAX_LIMIT_S = 30 * 24 * 3600.0
+MAX_EPOCH = 2**63 - 1
+MAX_KEY_CHARS = 512
+
+Seconds = Annotated[float, Field(gt=0, le=MAX_LIMIT_S, allow_inf_nan=False)]
+Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
+TaskId = Annotated[str, Field(min_length=1, max_length=128)]
+Limits = dict[ClockName, Seconds]
+
+
+class Wire(BaseModel):
+    """Base of all bodies: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Message(BaseModel):
+    """An OpenAI chat message; parts, tool calls and further fields of the OpenAI schema pass through unchanged.
+
+    Attributes:
+        role: system, developer, user, assistant or tool.
+        content: text, a list of text and image parts, or None beside tool calls.
+        tool_calls: the calls of an assistant message, in the order in which they run.
+        tool_call_id: the call that a tool message answers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message as a plain dict, without the fields that are None."""
+        return self.model_dump(exclude_none=True)
+
+
+class Clock(Wire):
+    """A clock as it stands: seconds used and left of its limit."""
+
+    limit_s: float
+    consumed_s: float
+    remaining_s: float
+
+
+Clocks = dict[ClockName, Clock]
+
+
+class Outcome(Wire):
+    """How a task ended. `failed` is the infrastructure's or environment's fault and carries no reward."""
+
+    kind: Literal["completed", "truncated", "expired", "aborted", "failed"]
+    clock: ClockName | None = None
+    reason: str | None = None
+
+
+class StartRequest(Wire):
+    """`POST /start`.
+
+    Attributes:
+        environment: the environment's registered name.
+        key: unique per owner, for example run/step/group/member; a repeated start with it is the same start.
+        task: parameters for the environment, its own schema.
+        seed: the episode's seed.
+        split: the data split the task is drawn from, for example train or test.
+        kind: train or eval.
+        limits: clock limits in seconds that replace the environment's own.
+        attempt: numbered upwards; a higher one ends the older attempt of the same key.
+    """
+
+    environment: str = Field(min_length=1, max_length=128)
+    key: str = Field(min_length=1, max_length=MAX_KEY_CHARS)
+    task: dict[str, Any] | None = None
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    split: str | None = Field(default=None, max_length=64)
+    kind: Literal["train", "eval"] = "train"
+    limits: Limits | None = None
+    attempt: int = Field(default=0, ge=0, le=2**31 - 1)
+
+
+class StartResponse(Wire):
+    """The first observation; the first action is turn 0."""
+
+    task_id: TaskId
+    turn: int
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    limits: Limits
+    clocks: Clocks
+
+
+class ObservationRequest(Wire):
+    """`POST /observation`: the action of turn `turn`, an assistant message."""
+
+    task_id: TaskId
+    turn: int = Field(ge=0, le=2**31 - 1)
+    message: Message
+
+
+class ObservationResponse(Wire):
+    """The environment's answer; `turn` is the number that the next action carries.
+
+    Attributes:
+        reward: this turn's reward, None where the environment gives none.
+        terminated: the task reached an end of its own (gymnasium).
+        truncated: the task was cut short, for example at its maximal turns (gymnasium).
+        info: free data for people and metrics; never shown to the model.
+    """
+
+    turn: int
+    messages: list[Message]
+    reward: float | None
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+    clocks: Clocks
+
+
+class EpochRequest(Wire):
+    """`POST /pause` and `POST /resume`; an epoch that is not newer changes nothing."""
+
+    task_id: TaskId
+    epoch: Epoch | None = None
+
+
+class EpochResponse(Wire):
+    """The state after a pause or resume."""
+
+    state: TaskState
+    epoch: int
+    clocks: Clocks
+
+
+class EndRequest(Wire):
+    """`POST /end`."""
+
+    task_id: TaskId
+    reason: str | None = Field(default=None, max_length=1024)
+
+
+class EndResponse(Wire):
+    """The task's final account. `reward` is None after an infrastructure failure, never 0."""
+
+    reward: float | None
+    metrics: dict[str, Any]
+    turns: int
+    clocks: Clocks
+    outcome: Outcome
+
+
+class HealthResponse(Wire):
+    """`GET /health` of an environment server.
+
+    Attributes:
+        contract: the contract version that the server speaks.
+        environment: the name of what it serves.
+        capacity: tasks that it can hold at once.
+        tasks: tasks that it holds now.
+        incarnation: random at each process start; a changed one means that all tasks of the older one are gone.
+    """
+
+    contract: int
+    environment: str
+    capacity: int
+    tasks: int
+    incarnation: str
+
+
+class TaskView(Wire):
+    """One task in `GET /tasks` and `GET /tasks/{id}`."""
+
+    task_id: TaskId
+    environment: str
+    key: str
+    attempt: int
+    kind: Literal["train", "eval"]
+    state: TaskState
+    turn: int
+    epoch: int
+    reward: float | None
+    outcome: Outcome | None
+    clocks: Clocks
+    created_at: str
+
+
+class Problem(BaseModel):
+    """An error body, RFC 9457 problem+json. `code` is stable; `detail` names the field and the fix."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str

@@ -1,0 +1,1 @@
+"""Scheduler, router, rollout engines and training backends of TideRL."""
