@@ -1,0 +1,32 @@
+"""Every word that the BabyAI environment can say or hear."""
+
+from __future__ import annotations
+
+ACTIONS = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
+"""The action words, in the order of MiniGrid's action numbers."""
+
+COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
+KINDS = ("wall", "door", "key", "ball", "box", "goal", "lava")
+DOOR_STATES = ("open", "closed", "locked")
+
+MISSION_WORDS = tuple(
+    "go to the a pick up open put next object in front of you behind on your left right and then after ,".split()
+)
+PLAIN_WORDS = (".", "nothing", "holding", "unknown", "success", "failure", "timeout")
+
+MAX_AHEAD = 6
+"""How many cells the agent sees ahead of itself."""
+MAX_SIDE = 3
+"""How many cells the agent sees to either side."""
+
+
+def distance(cells: int, direction: str) -> str:
+    """One word for a distance, for example `3-ahead`."""
+    return f"{cells}-{direction}"
+
+
+def words() -> tuple[str, ...]:
+    """Every word of every observation, mission and action, each once, in a fixed order."""
+    distances = [distance(n, "ahead") for n in range(1, MAX_AHEAD + 1)]
+    distances += [distance(n, side) for side in ("left", "right") for n in range(1, MAX_SIDE + 1)]
+    return tuple(dict.fromkeys([*ACTIONS, *COLORS, *KINDS, *DOOR_STATES, *PLAIN_WORDS, *MISSION_WORDS, *distances]))
