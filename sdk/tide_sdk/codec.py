@@ -60,6 +60,11 @@ def loads(body: bytes | bytearray | memoryview | str) -> Any:
     return data
 
 
+def same(one: Any, other: Any) -> bool:
+    """True if two parsed values are the same JSON, whatever the order of their keys (true is not 1 here)."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
 def check_plain(data: Any, depth: int = 0) -> None:
     """Check that `data` is plain, finite JSON data.
 

@@ -49,6 +49,13 @@ class Message(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
+    @property
+    def text(self) -> str:
+        """The words of the message: its content, or its text parts joined; empty if there are none."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content or () if part.get("type") == "text")
+
     def as_dict(self) -> dict[str, Any]:
         """The message as a plain dict, without the fields that are None."""
         return self.model_dump(exclude_none=True)

@@ -1,0 +1,221 @@
+"""One running environment: calls the author's code in the right place and names it in every failure."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from tide_sdk import codec
+from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
+from tide_sdk.errors import TideError
+from tide_sdk.wire import Message
+
+_log = logging.getLogger("tide_sdk.environment")
+_MAX_WORDS = 500
+T = TypeVar("T")
+
+
+class InstanceThread:
+    """A daemon thread that runs one instance's plain methods in order; started by the first call.
+
+    Own code because an executor's threads are joined at exit, so that one stuck method would keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run the function there; a cancelled call is not begun, or its result is dropped."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def job() -> None:
+            if future.cancelled():
+                return
+            result, failure = None, None
+            try:
+                result = function(*args)
+            except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+                failure = RuntimeError(f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 (handed to the waiting call)
+                failure = error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result, failure)
+
+        if self._thread.ident is None:
+            self._thread.start()
+        self._jobs.put(job)
+        return await future
+
+    def stop(self) -> None:
+        """Let the thread end after what it runs now."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except RuntimeError:
+                # The loop closed between the check and the call: nobody waits for the result any more.
+                return
+
+
+class Instance:
+    """One instance of the author's class.
+
+    Args:
+        environment: the author's class.
+        options: keyword arguments of its `__init__`.
+    """
+
+    def __init__(self, environment: type[Environment], options: Mapping[str, Any]) -> None:
+        self._class = environment
+        self._options = options
+        self._environment: Environment | None = None
+        self._lock = asyncio.Lock()
+        self._thread = InstanceThread(f"tide-{environment.__name__}")
+        step = environment.step
+        self._inline_step = not environment.blocking and not inspect.iscoroutinefunction(step)
+
+    @property
+    def inline(self) -> bool:
+        """True if a `step` now runs to its end without giving up the event loop."""
+        return self._inline_step and not self._lock.locked()
+
+    async def start(self, info: StartInfo) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Make the instance and begin the task: the first messages and the tools.
+
+        Raises:
+            TideError: what the author raised as one, else `environment_failed`.
+        """
+        try:
+            self._environment = await self._run(lambda: self._class(**self._options))
+        except Exception as error:
+            raise self._failed("__init__", error) from error
+        start = await self._author("start", Start, info)
+        tools = self._class.tools if start.tools is None else start.tools
+        return self._messages("start", start.messages), [dict(tool) for tool in tools]
+
+    async def step(self, message: Message) -> tuple[bytes, Step]:
+        """Act once: the observation's fields as a JSON object, and the author's answer.
+
+        Raises:
+            TideError: `environment_failed`; the task is over.
+        """
+        step = await self._author("step", Step, message)
+        try:
+            reward = None if step.reward is None else self._finite("step", float(step.reward))
+            body = codec.dumps(
+                {
+                    "messages": self._messages("step", step.messages),
+                    "reward": reward,
+                    "terminated": bool(step.terminated),
+                    "truncated": bool(step.truncated),
+                    "info": dict(step.info),
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise self._failed("step", error, "its Step cannot be sent") from error
+        return body, Step((), reward, bool(step.terminated), bool(step.truncated))
+
+    async def end(self, reason: str | None) -> EndInfo:
+        """Release the instance; a task whose start failed has nothing to release.
+
+        Raises:
+            TideError: `environment_failed`.
+        """
+        try:
+            if self._environment is None:
+                return EndInfo()
+            info = await self._author("end", EndInfo | None, reason) or EndInfo()
+            if info.reward is not None:
+                self._finite("end", float(info.reward))
+            try:
+                codec.dumps(dict(info.metrics))
+            except (TypeError, ValueError) as error:
+                raise self._failed("end", error, "its EndInfo cannot be sent") from error
+            return info
+        finally:
+            self._thread.stop()
+
+    async def pause(self) -> None:
+        """Tell the author's code, where it wants to know, that no clock runs."""
+        if self._class.pause is not Environment.pause:
+            await self._author("pause", None)
+
+    async def resume(self) -> None:
+        """Tell the author's code, where it wants to know, that the clocks run again."""
+        if self._class.resume is not Environment.resume:
+            await self._author("resume", None)
+
+    async def _author(self, method: str, kind: Any, *args: Any) -> Any:
+        async with self._lock:
+            try:
+                result = await self._run(getattr(self._environment, method), *args)
+            except TideError as error:
+                if method == "start":
+                    raise
+                raise self._failed(method, error) from error
+            except Exception as error:
+                raise self._failed(method, error) from error
+        if kind is not None and not isinstance(result, kind):
+            error = TypeError(f"expected {getattr(kind, '__name__', kind)}, got {type(result).__name__}")
+            raise self._failed(method, error, "it returned something else")
+        return result
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._class.blocking and not inspect.iscoroutinefunction(function):
+            result = await self._thread.call(function, *args)
+        else:
+            try:
+                result = function(*args)
+            except SystemExit as error:
+                raise RuntimeError(f"SystemExit: {error}") from error
+        return await cast("Any", result) if inspect.isawaitable(result) else result
+
+    def _messages(self, method: str, messages: Any) -> list[dict[str, Any]]:
+        single = isinstance(messages, (str, Message, Mapping))
+        items = cast("Iterable[Any]", (messages,) if single else messages)
+        try:
+            return [_as_dict(item) for item in items]
+        except (TypeError, ValueError) as error:
+            words = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise self._failed(method, ValueError(words), "a message is not an OpenAI chat message") from error
+
+    def _finite(self, method: str, reward: float) -> float:
+        if not math.isfinite(reward):
+            raise self._failed(method, ValueError(f"reward is {reward}"), "a reward must be finite")
+        return reward
+
+    def _failed(self, method: str, error: BaseException, what: str = "it raised") -> TideError:
+        where = f"{self._class.__name__}.{method}"
+        _log.error("%s: %s", where, what, exc_info=error)
+        words = f"{type(error).__name__}: {error}"[:_MAX_WORDS]
+        return TideError("environment_failed", f"{where}: {what}: {words}", method=where)
+
+
+def _as_dict(message: Any) -> dict[str, Any]:
+    if isinstance(message, str):
+        return {"role": "user", "content": message}
+    if isinstance(message, Message):
+        return message.as_dict()
+    plain = dict(cast("Mapping[str, Any]", message))
+    Message.model_validate(plain)
+    return plain
