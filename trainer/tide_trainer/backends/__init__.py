@@ -1,0 +1,1 @@
+"""What trains and what serves: the only package that imports torch, vllm or megatron."""
