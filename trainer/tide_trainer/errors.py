@@ -25,6 +25,18 @@ class EngineFailed(TrainerError):
     """A rollout engine died, did not boot, or answered nonsense; its rank is quarantined."""
 
 
+class EngineRefused(TrainerError):
+    """A living engine refused one call; another call may pass.
+
+    Attributes:
+        reason: `invalid`, `unauthorized`, `duplicate`, `busy`, `updating`, `no_weights` or `not_newer`.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class WeightsDiffer(TrainerError):
     """A rollout engine does not hold the weights that were published; it serves nothing until a good update."""
 

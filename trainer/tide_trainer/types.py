@@ -204,12 +204,14 @@ class Completion:
         logprobs: [N] log-prob of each sampled id.
         cached_tokens: prompt tokens that came from the prefix cache.
         finish_reason: stop, length or abort.
+        version: model version that sampled all of it; -1 where the engine does not say.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     cached_tokens: int
     finish_reason: str
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
