@@ -1,0 +1,1 @@
+"""Where processes run: one machine's processes, later a Ray cluster."""
