@@ -94,7 +94,6 @@ class ClockState:
         return replace(self, running_since_s=self.running_since_s + max(0.0, seconds))
 
 
-
 def new_clocks(limits: Mapping[ClockName, float]) -> dict[ClockName, ClockState]:
     """All five clocks at 0, none running."""
     return {name: ClockState(limit_s=limits[name]) for name in ClockName}

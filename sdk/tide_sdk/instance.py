@@ -110,8 +110,13 @@ class Instance:
         except Exception as error:
             raise self._failed("__init__", error) from error
         start = await self._author("start", Start, info)
-        tools = self._class.tools if start.tools is None else start.tools
-        return self._messages("start", start.messages), [dict(tool) for tool in tools]
+        messages = self._messages("start", start.messages)
+        try:
+            tools = [dict(tool) for tool in (self._class.tools if start.tools is None else start.tools)]
+            codec.dumps([messages, tools])
+        except (TypeError, ValueError) as error:
+            raise self._failed("start", error, "its Start cannot be sent") from error
+        return messages, tools
 
     async def step(self, message: Message) -> tuple[bytes, Step]:
         """Act once: the observation's fields as a JSON object, and the author's answer.

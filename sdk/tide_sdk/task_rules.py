@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from tide_sdk.clocks import ClockName, TaskState
+from tide_sdk.clocks import ClockName, ClockState, TaskState
+from tide_sdk.environment import EndInfo
 from tide_sdk.errors import TideError
+from tide_sdk.wire import Outcome
 
 DEFAULT_LIMITS: dict[ClockName, float] = {
     ClockName.START: 300.0,
@@ -111,3 +115,32 @@ def decide_pause(state: TaskState, epoch: int, asked: int | None, *, pause: bool
         return PauseDecision(state, epoch)
     table = _PAUSED if pause else _RESUMED
     return PauseDecision(table.get(state, state), epoch if asked is None else asked)
+
+
+def final_account(outcome: Outcome, reward_sum: float, info: EndInfo, num_turns: int) -> dict[str, Any]:
+    """The answer of `/end` without its clocks.
+
+    The reward is the environment's final score, else the sum of the turns' rewards. It is None where the environment
+    did not do its part: it failed, or its start or turn clock expired.
+    """
+    no_answer = outcome.kind == "failed" or outcome.clock in (ClockName.START, ClockName.TURN)
+    score = reward_sum if info.reward is None else float(info.reward)
+    return {
+        "reward": None if no_answer else score,
+        "metrics": dict(info.metrics),
+        "turns": num_turns,
+        "outcome": outcome.model_dump(mode="json"),
+    }
+
+
+def clock_view(clocks: Mapping[ClockName, ClockState], now_s: float) -> dict[str, dict[str, float]]:
+    """The clocks as they go over the wire, to a tenth of a millisecond."""
+    view: dict[str, dict[str, float]] = {}
+    for name, clock in clocks.items():
+        consumed_s = clock.consumed(now_s)
+        view[name.value] = {
+            "limit_s": clock.limit_s,
+            "consumed_s": round(consumed_s, 4),
+            "remaining_s": round(max(0.0, clock.limit_s - consumed_s), 4),
+        }
+    return view

@@ -1,0 +1,30 @@
+"""`tide-env`: serve an environment class.
+
+Each subcommand is a module with `add_parser(subparsers)`; it sets `run`, a function of the parsed arguments that
+returns the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tide_sdk import serve
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 on success, 2 if it was called wrongly."""
+    parser = argparse.ArgumentParser(prog="tide-env", description="Serve and try out environments.")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve.add_parser(subparsers)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except serve.ServeError as error:
+        print(f"tide-env: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""`tide-env serve module:Class`: an environment server process."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import inspect
+import ipaddress
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from tide_sdk.environment import Environment
+
+KEEP_ALIVE_S = 75
+"""Seconds for which an idle connection is kept: longer than any client of ours, so that the client closes first."""
+STOP_LIMIT_S = 2
+_PR_SET_PDEATHSIG = 1
+
+
+class ServeError(Exception):
+    """The command cannot run as it was given; the message names what to change."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `serve` to the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser("serve", help="serve an environment class over HTTP")
+    parser.add_argument("target", metavar="MODULE:CLASS", help="for example my_package.guess:Guess")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
+    parser.add_argument("--port", type=int, default=0, help="port, 0 lets the system choose (default)")
+    parser.add_argument("--uds", metavar="PATH", help="listen on a unix socket instead")
+    parser.add_argument("--capacity", type=int, help="tasks held at once (default: the class's own)")
+    parser.add_argument("--announce", metavar="FILE", help="write {url, pid} here as JSON once listening")
+    parser.add_argument("--set", dest="options", metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument("--allow-public", action="store_true", help="allow a host that other machines can reach")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        ServeError: wrong class, option or address.
+    """
+    if os.environ.get("TIDE_PARENT_DEATH") == "1":
+        die_with_parent()
+    if arguments.capacity is not None and arguments.capacity < 1:
+        raise ServeError("--capacity must be at least 1")
+    if arguments.uds is None and not arguments.allow_public and not _is_loopback(arguments.host):
+        raise ServeError(
+            f"--host {arguments.host} can be reached from other machines; give --allow-public if that is meant"
+        )
+    options = parse_options(arguments.options)
+    environment = load_class(arguments.target)
+    try:
+        inspect.signature(environment).bind(**options)
+    except TypeError as error:
+        raise ServeError(f"--set does not fit {arguments.target}: {error}") from error
+    listener, url = _listen(arguments)
+    try:
+        _serve(environment, options, arguments, listener, url)
+    finally:
+        listener.close()
+        if arguments.uds is not None:
+            Path(arguments.uds).unlink(missing_ok=True)
+    return 0
+
+
+def _serve(
+    environment: type[Environment],
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
+    listener: socket.socket,
+    url: str,
+) -> None:
+    # Here and not above: a wrong call is then refused without the cost of these imports.
+    import uvicorn
+
+    from tide_sdk.server import EnvironmentServer
+
+    app = EnvironmentServer(environment, options=options, capacity=arguments.capacity)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_LIMIT_S,
+        server_header=False,
+        date_header=False,
+        ws="none",
+    )
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            # Not raised again afterwards as uvicorn does: a stop that was asked for ends with exit code 0.
+            self.should_exit = True
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                print(f"tide-env: {app.name} at {url}", file=sys.stderr, flush=True)
+                if arguments.announce is not None:
+                    announce(Path(arguments.announce), url)
+
+    Server(config).run(sockets=[listener])
+
+
+def load_class(target: str) -> type[Environment]:
+    """The class that `module:Class` names; the working directory is searched too.
+
+    Raises:
+        ServeError: there is no such module or class, or it is no `Environment`.
+    """
+    from tide_sdk.environment import Environment
+
+    module_name, colon, class_name = target.partition(":")
+    if not colon or not module_name or not class_name:
+        raise ServeError(f"{target!r}: give the class as module:Class")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ServeError(f"cannot import {module_name!r}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    found = getattr(module, class_name, None)
+    if not (inspect.isclass(found) and issubclass(found, Environment)):
+        raise ServeError(f"{target!r} is not a subclass of tide_sdk.Environment")
+    return found
+
+
+def parse_options(pairs: list[str]) -> dict[str, Any]:
+    """`key=value` pairs; a value that is JSON is read as such, anything else is a string.
+
+    Raises:
+        ServeError: a pair without a key.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ServeError(f"--set {pair!r}: give it as key=value")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def announce(path: Path, url: str) -> None:
+    """Write the address to a file, whole or not at all.
+
+    Args:
+        path: the file; an older one is replaced.
+        url: `http://host:port` or `unix:/path`.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        json.dump({"url": url, "pid": os.getpid()}, file)
+    Path(temporary).replace(path)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the parent dies (Linux), so that no server outlives its gateway."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel knew
+        sys.exit(1)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
+    try:
+        if arguments.uds is not None:
+            path = Path(cast("str", arguments.uds)).absolute()
+            if path.is_socket():
+                path.unlink()
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(str(path))
+            path.chmod(0o600)
+            url = f"unix:{path}"
+        else:
+            family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
+            # proto is named because asyncio sets TCP_NODELAY only where it is; without it a call takes 40 ms.
+            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((arguments.host, arguments.port))
+            host = f"[{arguments.host}]" if family == socket.AF_INET6 else arguments.host
+            url = f"http://{host}:{listener.getsockname()[1]}"
+        listener.listen(1024)
+        listener.set_inheritable(True)
+    except (OSError, OverflowError) as error:
+        raise ServeError(
+            f"cannot listen on {arguments.uds or f'{arguments.host}:{arguments.port}'}: {error}"
+        ) from error
+    return listener, url

@@ -1,0 +1,37 @@
+"""The record of a task's last turn, from which a repeated action is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tide_sdk import codec
+from tide_sdk.errors import TideError
+
+
+class TurnRecord:
+    """A turn that runs or was the last to run.
+
+    Attributes:
+        turn: its number.
+        answer: the observation as it was sent, None until then.
+        error: what the turn failed with, None otherwise.
+        done: set once there is an answer or an error.
+    """
+
+    __slots__ = ("_body", "answer", "done", "error", "turn")
+
+    def __init__(self, turn: int, body: bytes) -> None:
+        self.turn = turn
+        self._body = body
+        self.answer: bytes | None = None
+        self.error: TideError | None = None
+        self.done = asyncio.Event()
+
+    @property
+    def settled(self) -> bool:
+        """True once the turn has its answer or its error."""
+        return self.answer is not None or self.error is not None
+
+    def same_as(self, body: bytes) -> bool:
+        """True if `body` carries the same message, compared as parsed JSON."""
+        return body == self._body or codec.same(codec.loads(body)["message"], codec.loads(self._body)["message"])
