@@ -9,9 +9,8 @@ COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 KINDS = ("wall", "door", "key", "ball", "box", "goal", "lava")
 DOOR_STATES = ("open", "closed", "locked")
 
-MISSION_WORDS = tuple(
-    "go to the a pick up open put next object in front of you behind on your left right and then after ,".split()
-)
+_MISSION_TEXT = "go to the a pick up open put next object in front of you behind on your left right and then after ,"
+MISSION_WORDS = tuple(_MISSION_TEXT.split())
 PLAIN_WORDS = (".", "nothing", "holding", "unknown", "success", "failure", "timeout")
 
 MAX_AHEAD = 6

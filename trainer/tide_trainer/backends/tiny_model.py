@@ -77,7 +77,9 @@ def load_words(source: str | Sequence[str]) -> list[str]:
     words = list(dict.fromkeys(source))
     for word in words:
         if not word or word.split() != [word] or word in SPECIALS:
-            raise ConfigurationError("model.words", f"remove {word!r}: a word has no white space and is no special token")
+            raise ConfigurationError(
+                "model.words", f"remove {word!r}: a word has no white space and is no special token"
+            )
     if not 1 <= len(words) <= MAX_WORDS:
         raise ConfigurationError("model.words", f"give 1 to {MAX_WORDS} words, not {len(words)}")
     return words
@@ -143,7 +145,7 @@ def make_tiny_model(directory: str | Path, words: str | Sequence[str], shape: Ti
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
+        model: Any = Qwen3ForCausalLM(config).float()
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
     )
