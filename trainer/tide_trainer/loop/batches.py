@@ -1,0 +1,66 @@
+"""From finished groups to a train batch, and the figures of a batch: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass
+from statistics import fmean
+
+from tide_trainer.objectives import AdvantageSettings, group_advantages
+from tide_trainer.types import Group, Sequence, TrainBatch, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """What a batch is made of.
+
+    Attributes:
+        mean_reward: over rewarded trajectories; 0.0 without one.
+        success: share of trajectories with a reward above 0.
+        mean_turns: turns per trajectory.
+        staleness_mean: mean of `V_buf - V_traj` over groups.
+        staleness_max: its largest.
+        num_sampled_tokens: tokens that the engine sampled: what goodput counts.
+    """
+
+    mean_reward: float
+    success: float
+    mean_turns: float
+    staleness_mean: float
+    staleness_max: int
+    num_sampled_tokens: int
+
+
+def train_batch(groups: Iterable[Group], settings: AdvantageSettings) -> TrainBatch:
+    """One sequence per segment, each with its trajectory's advantage; trajectories without a reward do not train."""
+    sequences: list[Sequence] = []
+    for group in groups:
+        rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+        rewards = [trajectory.reward for trajectory in rewarded if trajectory.reward is not None]
+        for trajectory, advantage in zip(rewarded, group_advantages(rewards, settings), strict=True):
+            sequences.extend(
+                Sequence(segment.token_ids, segment.sampled, segment.logprobs, advantage)
+                for segment in trajectory.segments
+            )
+    return TrainBatch("policy", tuple(sequences))
+
+
+def batch_figures(groups: Seq[Group], buffer_version: int) -> BatchFigures:
+    """The figures of the groups that the train step at `buffer_version` consumes."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    staleness = [buffer_version - group.version for group in groups]
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    return BatchFigures(
+        mean_reward=fmean(rewards) if rewards else 0.0,
+        success=success_rate(trajectories),
+        mean_turns=fmean(trajectory.turns for trajectory in trajectories) if trajectories else 0.0,
+        staleness_mean=fmean(staleness) if staleness else 0.0,
+        staleness_max=max(staleness, default=0),
+        num_sampled_tokens=sum(sum(segment.sampled) for t in trajectories for segment in t.segments),
+    )
+
+
+def success_rate(trajectories: Seq[Trajectory]) -> float:
+    """Share of rewarded trajectories whose reward is above 0; those without a reward are left out."""
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    return fmean(reward > 0 for reward in rewards) if rewards else 0.0

@@ -1,0 +1,274 @@
+"""The scheduler's shell: carries out what the pure scheduler decides, and tells it what happened.
+
+    run(prompt) -> submit ...... Admit  -> router.open, worker.run --------------------+
+                                 Grant  -> router.grant                                | agent loop
+    router `call`  -> on_call    Pause  -> gateway /pause        (call waits)          |
+    router `turn`  -> on_turn    Resume -> gateway /resume, then router.grant          v
+    worker `done`  -> on_end  <- router.close (the captured tokens) <--- Trajectory ---+
+
+Waits for: calls (agent), turns (engine), ends (environment). A call that cannot be granted at once is paused at the
+gateway, so that none of its task's clocks runs, and resumed before it is granted; the agent only sees a longer call.
+Source: TideRL section 4 and appendix B.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tide_sdk.client import GatewayClient
+from tide_sdk.errors import TideError
+from tide_trainer.errors import RunFailed
+from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
+from tide_trainer.scheduling.ctb import TaskScheduler
+from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Refuse, Resume, SchedulerView
+from tide_trainer.settings import TrainerSettings
+from tide_trainer.types import Kind, Prompt, RankId, Trajectory
+
+_LOG = logging.getLogger(__name__)
+_CONTROL_TIMEOUT_S = 30.0
+
+
+class SchedulerShell:
+    """Runs tasks under the scheduler.
+
+    Args:
+        scheduler: the pure scheduler; only this object calls it.
+        router: control of the router's process.
+        workers: the agent worker processes.
+        gateway: for `/pause` and `/resume`.
+        settings: the whole configuration.
+        run: the run's name, first part of every key at the gateway.
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: TaskScheduler,
+        router: RouterPort,
+        workers: WorkerPool,
+        gateway: GatewayClient,
+        settings: TrainerSettings,
+        run: str,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._router = router
+        self._workers = workers
+        self._gateway = gateway
+        self._settings = settings
+        self._run = run
+        self._now = now
+        self._tasks: dict[str, ShellTask] = {}
+        self._in_flight: set[str] = set()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._woken = False
+        self._figures = ShellFigures()
+        self._idle_since_s: float | None = now()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        router.handle(
+            call=self._on_call, turn=self._on_turn, call_failed=self._on_call_over, call_cancelled=self._on_call_over
+        )
+        workers.handle(started=self._on_started)
+
+    async def run(
+        self, prompt: Prompt, group: str, member: int, attempt: int, kind: Kind, temperature: float | None = None
+    ) -> Trajectory:
+        """The trajectory of one attempt; cancelling aborts the attempt and ends its task on the gateway."""
+        uid = f"{group}/{member}"
+        session = f"{uid}/{attempt}".replace("/", ".")
+        task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, secrets.token_urlsafe(24))
+        self._tasks[session] = task
+        self._count_idle()
+        self._scheduler.submit(task.entry(self._settings))
+        self._wake()
+        try:
+            return await task.result
+        finally:
+            del self._tasks[session]
+            self._count_idle()
+            if task.playing is not None and not task.playing.done():
+                task.playing.cancel()
+            self._scheduler.on_end(session, self._now())
+            self._wake()
+
+    def add_rank(self, rank: RankId, budget_tokens: int) -> None:
+        """A rollout rank serves from now on."""
+        self._scheduler.add_rank(rank, budget_tokens)
+        self._wake()
+
+    def quarantine(self, rank: RankId, reason: str) -> None:
+        """Takes a rank out; its tasks are re-placed at their next call."""
+        self._scheduler.remove_rank(rank)
+        self._spawn(self._router.drop_rank(rank))
+        self._wake()
+
+    def close_gate(self) -> None:
+        """Grants nothing from now on; calls that arrive are paused at the gateway."""
+        self._scheduler.close_gate()
+        self._wake()
+
+    async def drained(self) -> None:
+        """Returns when no granted call is in flight."""
+        await self._drained.wait()
+
+    def open_gate(self, version: int) -> None:
+        """Grants again; the ranks serve `version`."""
+        self._scheduler.open_gate()
+        self._wake()
+
+    def view(self) -> SchedulerView:
+        """The scheduler's counters."""
+        return self._scheduler.view()
+
+    def figures(self) -> ShellFigures:
+        """Sums since the start."""
+        self._count_idle()
+        view = self._scheduler.view()
+        return self._figures.with_pauses(view.num_pauses, view.num_resumes)
+
+    async def close(self) -> None:
+        """Cancels what the shell has in flight; the tasks' own coroutines are their callers' to cancel."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._woken = False
+        try:
+            for decision in self._scheduler.plan(self._now()):
+                self._carry_out(decision)
+        except Exception as error:  # noqa: BLE001 - the boundary: the run ends with it
+            self._fail(error)
+
+    def _carry_out(self, decision: Decision) -> None:
+        task = self._tasks.get(decision.task)
+        if task is None:
+            return
+        _LOG.debug("%s", decision)
+        match decision:
+            case Admit():
+                task.playing = self._spawn(self._play(task))
+            case Grant(rank=rank):
+                self._grant(task, rank)
+            case Pause():
+                self._spawn(self._pause(task))
+            case Resume(rank=rank):
+                self._spawn(self._resume(task, rank))
+            case Refuse(reason=reason):
+                self._refuse(task, reason)
+
+    def _grant(self, task: ShellTask, rank: RankId) -> None:
+        if task.call is None:
+            return
+        call, task.call = task.call, None
+        self._in_flight.add(call)
+        self._drained.clear()
+        self._router.grant(call, rank)
+
+    def _refuse(self, task: ShellTask, reason: str) -> None:
+        _LOG.warning("task %s is refused: %s", task.session, reason)
+        if task.call is not None:
+            call, task.call = task.call, None
+            self._router.refuse(call, "context_length_exceeded", reason)
+        elif not task.result.done():
+            task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
+
+    async def _play(self, task: ShellTask) -> None:
+        sampling = {
+            "temperature": self._settings.rollout.temperature if task.temperature is None else task.temperature,
+            "max_new_tokens": self._settings.rollout.max_new_tokens,
+        }
+        await self._router.open(task.session, task.api_key, sampling, self._settings.rollout.max_context_tokens)
+        try:
+            done = await self._workers.run(task.session, task.spec(self._run), task.api_key, self._router.url)
+        finally:
+            captured = await self._router.close(task.session)
+        if not task.result.done():
+            task.result.set_result(to_trajectory(task, captured, done))
+
+    async def _pause(self, task: ShellTask) -> None:
+        async with task.control:
+            await self._tell(task, self._gateway.pause, "pause")
+
+    async def _resume(self, task: ShellTask, rank: RankId) -> None:
+        async with task.control:
+            await self._tell(task, self._gateway.resume, "resume")
+            self._grant(task, rank)
+
+    async def _tell(self, task: ShellTask, call: Callable[..., Any], name: str) -> None:
+        """One `/pause` or `/resume`; a failure is counted and logged, the agent's next turn then says what is wrong."""
+        try:
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                task_id = await asyncio.shield(task.task_id)
+                task.epoch += 1
+                await call(task_id, task.epoch)
+        except (TideError, TimeoutError) as error:
+            self._figures.num_failed_controls += 1
+            _LOG.warning("/%s of task %s failed: %s", name, task.session, error)
+
+    def _on_started(self, event: Mapping[str, Any]) -> None:
+        task = self._tasks.get(event["session"])
+        if task is not None and not task.task_id.done():
+            task.task_id.set_result(event["task_id"])
+
+    def _on_call(self, event: Mapping[str, Any]) -> None:
+        task = self._tasks.get(event["session"])
+        if task is None:
+            self._router.refuse(event["call"], "session_closed", "the task is over")
+            return
+        task.call = event["call"]
+        self._scheduler.on_call(task.session, event["prompt_tokens"], event["max_new_tokens"], self._now())
+        self._wake()
+
+    def _on_turn(self, event: Mapping[str, Any]) -> None:
+        footprint = event["footprint"]
+        self._figures.add_turn(footprint)
+        self._call_over(event["call"])
+        if event["session"] in self._tasks:
+            self._scheduler.on_turn(event["session"], footprint["context_tokens"], self._now())
+            self._wake()
+
+    def _on_call_over(self, event: Mapping[str, Any]) -> None:
+        self._call_over(event["call"])
+        task = self._tasks.get(event["session"])
+        if task is not None and task.call == event["call"]:
+            task.call = None
+
+    def _call_over(self, call: str) -> None:
+        self._in_flight.discard(call)
+        if not self._in_flight:
+            self._drained.set()
+
+    def _count_idle(self) -> None:
+        now_s = self._now()
+        if self._idle_since_s is not None:
+            self._figures.idle_s += now_s - self._idle_since_s
+        self._idle_since_s = None if self._tasks else now_s
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception())
+
+    def _fail(self, error: BaseException | None) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(RunFailed(f"the scheduler's shell failed: {error!r}"))

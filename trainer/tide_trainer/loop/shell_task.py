@@ -1,0 +1,137 @@
+"""What the scheduler's shell keeps of one task, and its sums."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tide_trainer.scheduling.plan import TaskEntry
+from tide_trainer.settings import TrainerSettings
+from tide_trainer.types import Kind, Prompt, Segment, Trajectory
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False)
+class ShellTask:
+    """One attempt under the scheduler.
+
+    Attributes:
+        session: its name at the router and the scheduler.
+        call: the agent's call that waits for a grant, None without one.
+        task_id: its id at the gateway, once started.
+        epoch: the last epoch sent to the gateway.
+        control: keeps its `/pause` and `/resume` calls in order.
+    """
+
+    session: str
+    uid: str
+    group: str
+    member: int
+    attempt: int
+    prompt: Prompt
+    kind: Kind
+    temperature: float | None
+    api_key: str = field(repr=False)
+    call: str | None = None
+    epoch: int = 0
+    task_id: asyncio.Future[str] = field(default_factory=_future)
+    result: asyncio.Future[Trajectory] = field(default_factory=_future)
+    control: asyncio.Lock = field(default_factory=asyncio.Lock)
+    playing: asyncio.Task[None] | None = None
+
+    def entry(self, settings: TrainerSettings) -> TaskEntry:
+        """The task as the scheduler knows it."""
+        train = self.kind == "train"
+        return TaskEntry(
+            task=self.session,
+            group=self.group,
+            kind=self.kind,
+            num_siblings=settings.algorithm.group_size if train else 1,
+            environment=self.prompt.environment,
+        )
+
+    def spec(self, run: str) -> dict[str, Any]:
+        """What the agent worker starts at the gateway."""
+        return {
+            "environment": self.prompt.environment,
+            "key": f"{run}/{self.uid}",
+            "attempt": self.attempt,
+            "task": dict(self.prompt.task),
+            "seed": self.prompt.seed,
+            "split": self.prompt.split,
+            "kind": self.kind,
+        }
+
+
+@dataclass
+class ShellFigures:
+    """Sums since the start of the shell; `since` gives the share of a train step.
+
+    Attributes:
+        idle_s: seconds in which no task was there to run: rollout waited at the staleness bound.
+        num_failed_controls: `/pause` and `/resume` calls that failed for good.
+    """
+
+    num_turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    idle_s: float = 0.0
+    num_pauses: int = 0
+    num_resumes: int = 0
+    num_failed_controls: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached prompt tokens over prompt tokens, summed before dividing."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def add_turn(self, footprint: Mapping[str, Any]) -> None:
+        """Adds one turn's tokens."""
+        self.num_turns += 1
+        self.prompt_tokens += footprint["prompt_tokens"]
+        self.cached_tokens += footprint["cached_tokens"]
+        self.completion_tokens += footprint["completion_tokens"]
+
+    def with_pauses(self, num_pauses: int, num_resumes: int) -> ShellFigures:
+        """A copy with the scheduler's counters."""
+        return replace(self, num_pauses=num_pauses, num_resumes=num_resumes)
+
+    def since(self, earlier: ShellFigures) -> ShellFigures:
+        """The difference to an earlier copy."""
+        names = self.__dataclass_fields__
+        return ShellFigures(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+
+
+def to_trajectory(task: ShellTask, captured: Mapping[str, Any] | None, done: Mapping[str, Any]) -> Trajectory:
+    """The trajectory of a finished attempt: the router's captured tokens and the worker's account."""
+    segments = tuple(
+        Segment(
+            tuple(segment["token_ids"]),
+            tuple(segment["sampled"]),
+            tuple(segment["logprobs"]),
+            tuple(segment["versions"]),
+        )
+        for segment in (captured or {}).get("segments", ())
+    )
+    versions = [version for segment in segments for version in segment.versions if version >= 0]
+    metrics = dict(done.get("metrics") or {})
+    if done.get("error"):
+        metrics["error"] = done["error"]
+    return Trajectory(
+        uid=task.uid,
+        group=task.group,
+        member=task.member,
+        segments=segments,
+        reward=done.get("reward"),
+        outcome=str(done["outcome"]),
+        turns=int(done.get("turns") or 0),
+        version=min(versions, default=-1),
+        metrics=metrics,
+        messages=tuple(done.get("messages") or ()),
+    )

@@ -1,0 +1,144 @@
+"""The weight sync: the rollout ranks drop their caches and take a new version, with no call in flight.
+
+    publish -> close the gate -> drain -> update every rank (in place, proven) -> parity -> open the gate
+               (calls that arrive now are paused at the gateway; they resume when the gate opens)
+
+A rank that fails or is late is quarantined and left out; the run fails only below `min_ranks`.
+Source: TideRL section 5.2 (caches are flushed at the post-update boundary), section 7 (faults).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tide_trainer.errors import RunFailed, TrainerError
+from tide_trainer.loop.parity import parity, parity_prompts
+from tide_trainer.protocols import RolloutEngine, TrainingBackend
+from tide_trainer.settings import RolloutSettings
+from tide_trainer.types import RankId, WeightUpdate
+
+_LOG = logging.getLogger(__name__)
+
+
+class Gate(Protocol):
+    """What the sync needs of the scheduler's shell."""
+
+    def close_gate(self) -> None:
+        """Grants nothing from now on."""
+        ...
+
+    async def drained(self) -> None:
+        """Returns when no granted call is in flight."""
+        ...
+
+    def open_gate(self, version: int) -> None:
+        """Grants again, on ranks that serve `version`."""
+        ...
+
+    def quarantine(self, rank: RankId, reason: str) -> None:
+        """Takes a rank out; its tasks are re-placed at their next call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """One sync: its version, its seconds from closing to opening the gate, and the largest log-prob difference."""
+
+    version: int
+    wall_s: float
+    parity_max_abs: float
+
+
+class WeightSync:
+    """Brings every living rollout rank to the trainer's weights.
+
+    Args:
+        backend: publishes and scores.
+        engines: living rollout ranks; a quarantined one is removed from this mapping.
+        gate: the scheduler's shell.
+        settings: deadlines, minimum of ranks, parity tolerance.
+        vocab_size: of the model, for the parity sample.
+        seed: of the parity sample.
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        backend: TrainingBackend,
+        engines: dict[RankId, RolloutEngine],
+        gate: Gate,
+        settings: RolloutSettings,
+        vocab_size: int,
+        seed: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._engines = engines
+        self._gate = gate
+        self._settings = settings
+        self._prompts = parity_prompts(vocab_size, settings.max_context_tokens, seed)
+        self._now = now
+
+    async def to_version(self, version: int) -> SyncReport:
+        """Publishes the trainer's weights as `version` and brings every rank to it.
+
+        Raises:
+            RunFailed: fewer than `min_ranks` ranks took the version, or the parity is broken.
+        """
+        update = await self._backend.publish(version)
+        started_s = self._now()
+        self._gate.close_gate()
+        try:
+            async with asyncio.timeout(self._settings.sync_timeout_s):
+                await self._gate.drained()
+        except TimeoutError as error:
+            raise RunFailed(f"calls in flight did not finish in {self._settings.sync_timeout_s:g} s before a sync") from error
+        await self._update(update)
+        difference = await self._parity()
+        self._gate.open_gate(version)
+        return SyncReport(version, self._now() - started_s, difference)
+
+    async def _update(self, update: WeightUpdate) -> None:
+        async def one(rank: RankId, engine: RolloutEngine) -> None:
+            try:
+                async with asyncio.timeout(self._settings.sync_timeout_s):
+                    receipt = await engine.update_weights(update)
+            except (TrainerError, TimeoutError) as error:
+                self._quarantine(rank, f"weight update to version {update.version} failed: {error!r}")
+                return
+            if receipt.version != update.version:
+                self._quarantine(rank, f"reports version {receipt.version} after an update to {update.version}")
+
+        await asyncio.gather(*(one(rank, engine) for rank, engine in list(self._engines.items())))
+        if len(self._engines) < self._settings.min_ranks:
+            raise RunFailed(
+                f"{len(self._engines)} rollout ranks are left after the sync to version {update.version}, "
+                f"below rollout.min_ranks = {self._settings.min_ranks}; see the engines' logs"
+            )
+
+    def _quarantine(self, rank: RankId, reason: str) -> None:
+        _LOG.error("rollout rank %s is quarantined: %s", rank, reason)
+        self._engines.pop(rank, None)
+        self._gate.quarantine(rank, reason)
+
+    async def _parity(self) -> float:
+        largest = 0.0
+        for engine in self._engines.values():
+            found = await parity(engine, self._backend, self._prompts, self._settings.max_context_tokens)
+            largest = max(largest, found)
+        if not largest <= self._settings.parity_tolerance:
+            raise RunFailed(
+                f"engine and trainer log-probs differ by {largest:.3g}, above rollout.parity_tolerance = "
+                f"{self._settings.parity_tolerance:g}: the rollout would sample from other weights than are trained"
+            )
+        return largest
+
+
+def roles_text(roles: Mapping[RankId, object]) -> dict[str, str]:
+    """Roles by rank, for records."""
+    return {str(rank): str(role) for rank, role in sorted(roles.items())}

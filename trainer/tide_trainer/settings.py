@@ -1,0 +1,254 @@
+"""The configuration of a run: TOML into frozen models, with overrides; nothing else reads a file or the environment.
+
+Every field says its meaning, its unit, and what 0 or None does. An unknown key, a wrong type or an impossible
+combination raises ConfigurationError, which names the field and the fix, before anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tide_trainer.errors import ConfigurationError
+from tide_trainer.objectives import AdvantageSettings, LossSettings
+from tide_trainer.scheduling.settings import CtbSettings
+
+GATEWAY_TOKEN_VARIABLE = "TIDE_GATEWAY_TOKEN"  # noqa: S105 - the variable's name, not a token
+
+
+class Settings(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSettings(Settings):
+    """[run]: what is run, for how long, and where its files go."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="folder name under `directory`")
+    directory: str = Field("runs", description="where run folders are made")
+    seed: int = Field(1, ge=0, description="seed of the model, the data order and the trainer")
+    max_train_steps: int = Field(30, ge=1, description="train steps (optimizer updates) after which the run ends")
+    max_time_s: float = Field(0, ge=0, description="seconds after which the run ends in order; 0: no limit")
+    target_success: float = Field(0, ge=0, le=1, description="evaluated success at which the run ends; 0: never")
+    database_url: str = Field("", description="trainer's SQLAlchemy URL; empty: trainer.sqlite3 in the run's folder")
+
+
+class ModelSettings(Settings):
+    """[model]: a Hugging Face folder, or a tiny model made from the run's seed."""
+
+    path: str = Field("", description="folder with config, weights and tokenizer; empty: make the tiny model")
+    words: str = Field("tide_environments.babyai:words", description="module:function that lists the tiny vocabulary")
+    hidden_size: int = Field(128, ge=32, description="tiny model: width")
+    num_layers: int = Field(2, ge=1, description="tiny model: decoder layers")
+    num_heads: int = Field(4, ge=1, description="tiny model: attention heads of 32 dimensions")
+    num_kv_heads: int = Field(2, ge=1, description="tiny model: key-value heads")
+    intermediate_size: int = Field(256, ge=32, description="tiny model: width of the MLP")
+
+
+class GatewaySettings(Settings):
+    """[gateway]: a gateway that runs, or one that the run starts for itself."""
+
+    url: str = Field("", description="base URL of a running gateway; empty: start one")
+    environments: str = Field("environments.toml", description="registry file for a gateway that the run starts")
+    port: int = Field(0, ge=0, le=65_535, description="port of a gateway that the run starts; 0: a free one")
+    ready_timeout_s: float = Field(60, gt=0, description="seconds until a started gateway must serve")
+
+
+class TaskSettings(Settings):
+    """[tasks]: which environment is played, and the seeds of each split."""
+
+    environment: str = Field(description="the environment's name at the gateway")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="task parameters for the environment")
+    train_seed: int = Field(1_000_000, ge=0, description="first seed of the training split; the run counts up from it")
+    eval_seed: int = Field(1_000, ge=0, description="first seed of the held-out split")
+    num_eval: int = Field(200, ge=1, description="held-out seeds in an evaluation")
+    warm_start_seed: int = Field(500_000, ge=0, description="first seed of the demonstrations")
+
+    @model_validator(mode="after")
+    def _splits_apart(self) -> Self:
+        if self.eval_seed <= self.train_seed < self.eval_seed + self.num_eval:
+            raise ValueError("train_seed lies inside the held-out seeds; choose train_seed >= eval_seed + num_eval")
+        if self.eval_seed <= self.warm_start_seed < self.eval_seed + self.num_eval:
+            raise ValueError("warm_start_seed lies inside the held-out seeds; choose another first seed")
+        return self
+
+
+class AgentSettings(Settings):
+    """[agent]: the loop that plays a task, and the processes that run it."""
+
+    entry: str = Field("tide_sdk.agents:chat", pattern=r"^[\w.]+:\w+$", description="module:function of an @agent")
+    num_workers: int = Field(1, ge=1, le=64, description="agent worker processes")
+    max_tasks_per_worker: int = Field(512, ge=1, description="tasks that one worker plays at once")
+    task_timeout_s: float = Field(600, gt=0, description="seconds of one attempt's wall time before it is aborted")
+    max_attempts: int = Field(3, ge=1, le=10, description="attempts of a task that fails for infrastructure reasons")
+
+
+class RolloutSettings(Settings):
+    """[rollout]: the rollout ranks and their engine."""
+
+    engine: Literal["vllm", "fake"] = Field("vllm", description="inference engine of every rollout rank")
+    num_ranks: int = Field(1, ge=1, le=64, description="rollout ranks")
+    min_ranks: int = Field(1, ge=1, description="living rollout ranks below which the run fails")
+    kv_tokens: int = Field(65_536, ge=64, description="KV cache of a rank, in tokens")
+    max_context_tokens: int = Field(512, ge=16, description="longest prompt plus completion, in tokens")
+    max_new_tokens: int = Field(4, ge=1, description="tokens that one turn may sample")
+    max_running: int = Field(256, ge=1, description="requests that a rank batches at once (vLLM's max_num_seqs)")
+    temperature: float = Field(1.0, gt=0, le=2, description="sampling temperature of training rollouts; never 0")
+    ready_timeout_s: float = Field(300, gt=0, description="seconds until an engine must serve")
+    probe_interval_s: float = Field(2, gt=0, description="seconds between health probes of an engine")
+    sync_timeout_s: float = Field(120, gt=0, description="seconds for draining, and for one rank's weight update")
+    parity_tolerance: float = Field(
+        1e-3, gt=0, description="largest allowed difference between the engine's and the trainer's log-probs"
+    )
+
+
+class AlgorithmSettings(Settings):
+    """[algorithm]: group sampling, the staleness bound, advantages and the loss."""
+
+    groups_per_batch: int = Field(16, ge=1, description="groups that one train step consumes")
+    group_size: int = Field(8, ge=1, description="sibling trajectories of one prompt")
+    eta: int = Field(1, ge=0, le=64, description="staleness bound: V_traj + eta >= V_buf; 0: synchronous")
+    min_group_size: int = Field(2, ge=1, description="rewarded siblings below which a group is dropped")
+    advantage: AdvantageSettings = Field(default_factory=AdvantageSettings)
+    loss: LossSettings = Field(default_factory=LossSettings)
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.min_group_size > self.group_size:
+            raise ValueError(f"min_group_size {self.min_group_size} is above group_size {self.group_size}; lower it")
+        return self
+
+
+class TrainSettings(Settings):
+    """[train]: the training backend and the optimizer."""
+
+    backend: Literal["fsdp", "fake"] = Field("fsdp", description="training backend of the Actor ranks")
+    num_ranks: int = Field(1, ge=1, le=1024, description="Actor ranks")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW's learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    max_grad_norm: float = Field(1.0, ge=0, description="gradient norm clip; 0: no clip")
+    micro_batch_tokens: int = Field(16_384, ge=1, description="tokens, padding included, of a micro-batch")
+    num_threads: int = Field(1, ge=1, description="CPU threads of one Actor rank")
+    timeout_s: float = Field(600, gt=0, description="seconds for one train step, and for the boot")
+
+
+class WarmStartSettings(Settings):
+    """[warm_start]: supervised training on recorded demonstrations before reinforcement learning; off by default."""
+
+    enabled: bool = Field(False, description="False: start from the model as it is")
+    demonstrator: str = Field("", description="module:function of the @agent that demonstrates")
+    num_episodes: int = Field(300, ge=1, description="demonstrations to record")
+    batch_episodes: int = Field(64, ge=1, description="demonstrations of one supervised train step")
+    learning_rate: float = Field(1e-3, gt=0, description="learning rate of the supervised train steps")
+    steps_between_evaluations: int = Field(5, ge=1, description="supervised train steps between success measurements")
+    first_evaluation: int = Field(10, ge=1, description="supervised train steps before the first measurement")
+    max_steps: int = Field(400, ge=1, description="supervised train steps after which the warm start fails")
+    num_eval: int = Field(100, ge=1, description="episodes of one measurement")
+    min_success: float = Field(0.45, ge=0, le=1, description="sampled success at which it stops")
+    max_success: float = Field(0.65, ge=0, le=1, description="sampled success above which it stops with a warning")
+    max_greedy_success: float = Field(0.85, ge=0, le=1, description="greedy success above which it warns")
+
+
+class EvaluationSettings(Settings):
+    """[evaluation]: success on held-out seeds."""
+
+    every_train_steps: int = Field(5, ge=0, description="train steps between evaluations; 0: only first and last")
+    greedy: Literal["ends", "always", "never"] = Field("ends", description="when greedy success is measured too")
+    grace_s: float = Field(120, gt=0, description="seconds that a weight sync waits for a running evaluation")
+    num_samples: int = Field(2, ge=0, le=50, description="trajectories kept for the report, before and after training")
+
+
+class TrainerSettings(Settings):
+    """A whole configuration file."""
+
+    run: RunSettings = Field(default_factory=RunSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    tasks: TaskSettings
+    agent: AgentSettings = Field(default_factory=AgentSettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    scheduler: CtbSettings = Field(default_factory=CtbSettings)
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
+    warm_start: WarmStartSettings = Field(default_factory=WarmStartSettings)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        rollout = self.rollout
+        if rollout.max_new_tokens >= rollout.max_context_tokens:
+            raise ValueError("rollout.max_new_tokens must be below rollout.max_context_tokens; lower it")
+        if rollout.max_context_tokens > rollout.kv_tokens:
+            raise ValueError(
+                f"rollout.max_context_tokens {rollout.max_context_tokens} does not fit rollout.kv_tokens "
+                f"{rollout.kv_tokens}: the longest task must fit one rank's cache; raise kv_tokens"
+            )
+        if rollout.min_ranks > rollout.num_ranks:
+            raise ValueError("rollout.min_ranks is above rollout.num_ranks; lower it")
+        if (rollout.engine == "fake") != (self.train.backend == "fake"):
+            raise ValueError("rollout.engine and train.backend must both be 'fake', or neither; change one")
+        if self.warm_start.enabled and not self.warm_start.demonstrator:
+            raise ValueError("warm_start.demonstrator is empty; name an agent as module:function")
+        if self.warm_start.min_success > self.warm_start.max_success:
+            raise ValueError("warm_start.min_success is above warm_start.max_success; lower it")
+        return self
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> TrainerSettings:
+    """Reads a configuration file and applies `a.b=value` overrides (TOML values; bare words are strings).
+
+    Raises:
+        ConfigurationError: the file, a key, a type or a combination is wrong; names the field and the fix.
+    """
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(str(path), f"cannot be read ({error.strerror}); give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(str(path), f"is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply(data, override)
+    try:
+        return TrainerSettings.model_validate(data)
+    except ValidationError as error:
+        raise _first_error(error) from error
+
+
+def gateway_token() -> str | None:
+    """The gateway's bearer token from the environment, None when unset."""
+    return os.environ.get(GATEWAY_TOKEN_VARIABLE) or None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigurationError(f"--set {override}", "is not of the form section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    node = data
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise ConfigurationError(key.strip(), f"'{section}' is a value, not a section")
+    node[last] = value
+
+
+def _first_error(error: ValidationError) -> ConfigurationError:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "configuration"
+    if first["type"] == "extra_forbidden":
+        return ConfigurationError(field, "is an unknown key; remove it or correct its spelling")
+    if first["type"] == "missing":
+        return ConfigurationError(field, "is missing; set it")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return ConfigurationError(field, f"{message} (got {first['input']!r})" if first["loc"] else message)
