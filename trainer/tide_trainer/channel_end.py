@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from tide_sdk import codec
 
@@ -156,8 +156,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio's call when the socket is up."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's call when the socket is gone."""
@@ -219,12 +218,10 @@ class Channel(asyncio.Protocol):
             _LOG.exception("the handler of event %r from %s failed", name, self.peer)
 
     def _request(self, number: int, name: str, payload: Any) -> None:
-        handler = self._handlers.get(name)
-        if handler is None:
-            self._send(ERROR, number, "unknown_request", f"no handler for {name!r}")
-            return
         try:
-            result = handler(payload)
+            if name not in self._handlers:
+                raise PeerError("unknown_request", f"no handler for {name!r}")
+            result = self._handlers[name](payload)
         except Exception as error:  # noqa: BLE001 - the boundary: it is reported to the peer
             self._answer_error(number, name, error)
             return
@@ -240,9 +237,7 @@ class Channel(asyncio.Protocol):
     def _finished(self, number: int, name: str, done: asyncio.Future[Any]) -> None:
         self._running.discard(done)
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
-        if self.closed:
-            return
-        if self._transport is not None and len(self._running) < self._max_running:
+        if self._transport is not None and not self.closed and len(self._running) < self._max_running:
             self._transport.resume_reading()
         if error is None:
             self._answer(number, name, done.result())
@@ -250,21 +245,19 @@ class Channel(asyncio.Protocol):
             self._answer_error(number, name, error)
 
     def _answer(self, number: int, name: str, result: Any) -> None:
-        if self.closed:
-            return
         try:
-            self._send(REPLY, number, "", result)
+            if not self.closed:
+                self._send(REPLY, number, "", result)
         except codec.CodecError as error:
             self._answer_error(number, name, error)
 
     def _answer_error(self, number: int, name: str, error: BaseException) -> None:
         if self.closed:
             return
-        if isinstance(error, PeerError):
-            self._send(ERROR, number, error.code, error.message)
-            return
-        _LOG.error("request %r of %s failed", name, self.peer, exc_info=error)
-        self._send(ERROR, number, "internal", f"{type(error).__name__}: {error}")
+        if not isinstance(error, PeerError):
+            _LOG.error("request %r of %s failed", name, self.peer, exc_info=error)
+            error = PeerError("internal", f"{type(error).__name__}: {error}")
+        self._send(ERROR, number, error.code, error.message)
 
     def _send(self, kind: int, number: int, name: str, payload: Any) -> None:
         if self._closed.done():

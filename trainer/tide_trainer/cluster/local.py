@@ -126,7 +126,8 @@ class LocalProcesses:
             name: unique among the live children; also names the log file.
             argv: the program and its arguments; no shell.
             env: variables added to this process's own.
-            announce: append `--announce FILE` and wait until the child has written `{"url": ..., "pid": ...}` there.
+            announce: append `--announce FILE` and wait until the child has written `{"url": ..., "pid": ...}` there
+                (`tide_sdk.serve.announce` does).
             ready_timeout_s: longest wait for the announcement.
 
         Raises:
@@ -249,13 +250,6 @@ class LocalProcesses:
                 for child in self.children:
                     self._guard.stdin.write(f"{child.pid} {child.started_ticks}\n".encode())
             return self._guard
-
-
-def write_announcement(path: str | Path, url: str, **more: Any) -> None:
-    """Tell the parent that this process serves at `url`; the file appears whole or not at all."""
-    part = Path(f"{path}.part")
-    part.write_text(json.dumps({"url": url, "pid": os.getpid(), **more}))
-    part.replace(path)
 
 
 def read_announcement(path: Path) -> Mapping[str, Any]:
