@@ -40,8 +40,8 @@ class LossSettings(BaseModel):
 
     policy: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
         "ppo",
-        description="ppo: clipped token ratio (GRPO's loss); gspo: clipped sequence ratio; cispo: clipped weight on the "
-        "log-prob; reinforce: the log-prob alone, unclipped",
+        description="ppo: clipped token ratio (GRPO's loss); gspo: clipped sequence ratio; cispo: clipped weight on "
+        "the log-prob; reinforce: the log-prob alone, unclipped",
     )
     clip_low: float = Field(0.2, ge=0, le=1, description="ratios are clipped at 1 - clip_low; 1: no lower clip")
     clip_high: float = Field(0.2, ge=0, description="ratios are clipped at 1 + clip_high; DAPO: 0.28")
