@@ -43,8 +43,8 @@ format: ## let ruff format and mend what it can
 api-snapshot: ## rewrite docs/api/tide_sdk.txt after a wanted change of a public name
 	$(PY) scripts/api_snapshot.py --write
 
-bench-train-peers: setup ## make the peers' own environments (.venv-trl) for make bench-train
-	scripts/setup_peers.sh
+bench-train-peers: ## make .venv-trl, with which make bench-train measures TRL beside TideRL
+	@VENV=.venv-trl EXTRAS=peers scripts/setup.sh
 
 bench-%: setup ## run benchmarks/bench_NAME.py; its last line is JSON
 	$(PY) benchmarks/bench_$(subst -,_,$*).py $(ARGS)

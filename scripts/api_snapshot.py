@@ -40,10 +40,7 @@ def _parse(module: str) -> ast.Module:
 
 def _exports(module: ast.Module) -> set[str]:
     for node in module.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return set(ast.literal_eval(node.value))
     return set()
 

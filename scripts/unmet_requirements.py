@@ -13,6 +13,15 @@ from packaging.requirements import Requirement
 DISTRIBUTION = "tiderl"
 
 
+def named_extras(names: str) -> set[str]:
+    """The extras in a comma-separated list. Exits with a message that names one that pyproject.toml does not have."""
+    extras = {name.strip() for name in names.split(",") if name.strip()}
+    known = set(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or [])
+    if unknown := extras - known:
+        sys.exit(f"EXTRAS names {sorted(unknown)}, which pyproject.toml does not have; it has {sorted(known)}")
+    return extras
+
+
 def direct_requirements(extras: set[str]) -> list[Requirement]:
     """The requirements of the extras, with tiderl's own extras resolved to what they name."""
     declared = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
@@ -46,12 +55,8 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def main() -> None:
-    """Reads the extras from the command line, refuses unknown ones, prints what is unmet."""
-    extras = {name.strip() for name in sys.argv[1].split(",") if name.strip()}
-    known = set(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or [])
-    if unknown := extras - known:
-        sys.exit(f"EXTRAS names {sorted(unknown)}, which pyproject.toml does not have; it has {sorted(known)}")
-    for requirement in direct_requirements(extras):
+    """Reads the extras from the command line and prints what is unmet."""
+    for requirement in direct_requirements(named_extras(sys.argv[1])):
         if not is_met(requirement):
             requirement.marker = None
             print(requirement)

