@@ -231,7 +231,7 @@ def warm_start(model, player, args, log):
                 + (f" greedy {rate(player, 100, 0.0)[0]:.3f}" if args.verbose else ""))  # fmt: skip
             if success >= args.sft_low:
                 break
-    return step
+    return step, optimizer
 
 
 def main():
@@ -260,6 +260,8 @@ def main():
     add("--beta1", type=float, default=0.9)
     add("--beta2", type=float, default=0.95)
     add("--entropy", type=float, default=0.0)
+    add("--keep", type=int, default=0, help="1: keep the warm start's optimizer state")
+    add("--warmup", type=int, default=0, help="train steps of linear learning rate warm-up")
     add("--advantage", default="grpo")
     add("--behaviour_cap", type=float, default=2.0)
     add("--max_grad_norm", type=float, default=1.0)
@@ -287,17 +289,17 @@ def main():
         tokenizer = AutoTokenizer.from_pretrained(folder)
     log(f"parameters {sum(p.numel() for p in model.parameters())} vocabulary {len(tokenizer)}")
     player = Player(model, tokenizer, args.level, args.max_turns, args.max_new)
-    sft_steps = warm_start(model, player, args, log)
+    sft_steps, optimizer = warm_start(model, player, args, log)
     first, greedy = rate(player, 200, 1.0)[0], rate(player, 200, 0.0)[0]
     log(f"warm start after {sft_steps}: sampled {first:.3f} greedy {greedy:.3f}")
     result = {"seed": args.seed, "eta": args.eta, "sft_steps": sft_steps, "sampled0": first, "greedy0": greedy}
     if not args.sft_only:
-        result |= train(model, player, args, log)
+        result |= train(model, player, optimizer if args.keep else None, args, log)
     print(json.dumps(result))
 
 
-def train(model, player, args, log):
-    optimizer = optimizer_of(model, args.lr, args)
+def train(model, player, optimizer, args, log):
+    optimizer = optimizer or optimizer_of(model, args.lr, args)
     waiting: deque[list[Episode]] = deque()
     seed, costs, curve, reached = TRAIN_SEED + 100_000 * args.seed, [], {}, None
     for step in range(1, args.steps + 1):
@@ -307,6 +309,8 @@ def train(model, player, args, log):
             seed += args.groups
             waiting.append(player.play(seeds, 1.0))
         sampled_at = time.process_time()
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1.0, step / max(args.warmup, 1))
         batch = waiting.popleft()
         stats = update(model, optimizer, batch, group_advantages(batch, args.group_size, args.advantage), args, False)
         done = time.process_time()

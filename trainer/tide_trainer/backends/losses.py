@@ -88,15 +88,15 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, totals: Totals) -> t
     loss = aggregate(terms, mask, settings, totals)
     with torch.no_grad():
         metrics = {
-            "loss_sum": float(loss),
+            "loss_sum": float(loss.detach()),
             "clip_fraction_sum": float(_keep(clipped, mask).sum()),
             "behaviour_weight_sum": float(_keep(weight.expand_as(mask), mask).sum()),
             "logprob_gap_sum": float((old - engine).abs().sum()),
             "logprob_gap_max": float((old - engine).abs().max()) if mask.numel() else 0.0,
-            "kl_sum": float(_keep(kl, mask).sum()) if kl is not None else 0.0,
+            "kl_sum": float(_keep(kl, mask).detach().sum()) if kl is not None else 0.0,
         }
         if inputs.entropy is not None:
-            metrics["entropy_sum"] = float(_keep(inputs.entropy, mask).sum())
+            metrics["entropy_sum"] = float(_keep(inputs.entropy, mask).detach().sum())
     return loss, metrics
 
 
