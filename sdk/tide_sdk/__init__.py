@@ -1,1 +1,82 @@
-"""Wire contract, clients, environment server and the `@agent` decorator of TideRL."""
+"""Wire contract, clients, environment server and the `@agent` decorator of TideRL.
+
+Every public name is loaded when it is first used, so that `import tide_sdk` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tide_sdk.agents import Agent, AgentResult, agent, chat_agent, load_agent
+    from tide_sdk.client import GatewayClient
+    from tide_sdk.context import AgentContext
+    from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
+    from tide_sdk.errors import TideError
+    from tide_sdk.footprints import Footprint, FootprintReporter
+    from tide_sdk.http_connection import TransportError
+    from tide_sdk.model import ContextOverflow, ModelEndpoint, ModelRefused
+    from tide_sdk.outcomes import TaskResult, TaskSpec
+    from tide_sdk.runner import run, run_task, run_tasks
+    from tide_sdk.server import EnvironmentServer
+    from tide_sdk.wire import Message
+
+_MODULES = {
+    # not `agent`: importing a module of that name would hide the decorator
+    "agents": ("Agent", "AgentResult", "agent", "chat_agent", "load_agent"),
+    "client": ("GatewayClient",),
+    "context": ("AgentContext",),
+    "environment": ("EndInfo", "Environment", "Start", "StartInfo", "Step"),
+    "errors": ("TideError",),
+    "footprints": ("Footprint", "FootprintReporter"),
+    "http_connection": ("TransportError",),
+    "model": ("ContextOverflow", "ModelEndpoint", "ModelRefused"),
+    "outcomes": ("TaskResult", "TaskSpec"),
+    "runner": ("run", "run_task", "run_tasks"),
+    "server": ("EnvironmentServer",),
+    "wire": ("Message",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "AgentResult",
+    "ContextOverflow",
+    "EndInfo",
+    "Environment",
+    "EnvironmentServer",
+    "Footprint",
+    "FootprintReporter",
+    "GatewayClient",
+    "Message",
+    "ModelEndpoint",
+    "ModelRefused",
+    "Start",
+    "StartInfo",
+    "Step",
+    "TaskResult",
+    "TaskSpec",
+    "TideError",
+    "TransportError",
+    "agent",
+    "chat_agent",
+    "load_agent",
+    "run",
+    "run_task",
+    "run_tasks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'tide_sdk' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tide_sdk.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -82,8 +82,6 @@ class ServedTask:
         self._closing: asyncio.Task[None] | None = None
         self._hook: asyncio.Task[None] | None = None
 
-    # start
-
     def launch(self, after: ServedTask | None = None) -> None:
         """Begin to start, once; an older attempt `after` is ended first."""
         self._starting = asyncio.create_task(self._start(after))
@@ -121,8 +119,6 @@ class ServedTask:
         limits = {name.value: limit_s for name, limit_s in self._limits.items()}
         answer = {"task_id": self.task_id, "turn": 0, "messages": messages, "tools": tools, "limits": limits}
         return codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())})
-
-    # turns
 
     async def observe(self, turn: int, body: bytes, message: Message) -> bytes:
         """Take an action, or answer it from the record; a caller that goes away does not stop the action.
@@ -190,8 +186,6 @@ class ServedTask:
         check_not_over(self.state, None if self._outcome is None else self._outcome.clock)
         return self._observation()
 
-    # pause and resume
-
     async def pause(self, epoch: int | None, *, pause: bool) -> bytes:
         """Stop the clocks (or let them go on) and tell the author's code; the clocks change whatever that says.
 
@@ -232,8 +226,6 @@ class ServedTask:
             if not quiet:  # at the end of a turn nobody waits; the instance has logged it
                 detail = error.detail if isinstance(error, TideError) else f"no answer within {HOOK_LIMIT_S} s"
                 raise TideError("environment_failed", detail) from error
-
-    # the end
 
     async def end(self, reason: str | None) -> bytes:
         """Cut the task off if it is not over, release the instance, and give the final account; safe to repeat."""
@@ -284,8 +276,6 @@ class ServedTask:
             if self.state is TaskState.ENDING:
                 self._enter(TaskState.ENDED)
             self._on_closed(self)
-
-    # views
 
     def _account(self) -> bytes:
         if self._end_answer is None:

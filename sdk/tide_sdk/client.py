@@ -1,0 +1,242 @@
+"""The client of a gateway, or of an environment server, which speaks the same contract."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, cast
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+
+from tide_sdk import codec
+from tide_sdk.asgi import validate
+from tide_sdk.clocks import ClockName
+from tide_sdk.errors import TideError
+from tide_sdk.http import read_json
+from tide_sdk.http_connection import ProtocolFailed, TransportError
+from tide_sdk.http_parse import Response
+from tide_sdk.https import HttpClient, open_client
+from tide_sdk.retries import Backoff, may_retry
+from tide_sdk.wire import (
+    CONTRACT_HEADER,
+    CONTRACT_VERSION,
+    EndResponse,
+    EpochResponse,
+    Message,
+    ObservationResponse,
+    StartRequest,
+    StartResponse,
+    TaskView,
+)
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class GatewayClient:
+    """Async client of the contract's endpoints; one for a whole process.
+
+    A failed call is made again only where that cannot act twice: the contract answers a repeated `/start` (by its
+    key), `/observation` (by its turn), `/end`, and `/pause` or `/resume` with an epoch as it answered the first one.
+    While a task is paused `observe` waits; it never resumes a task by itself.
+
+    Args:
+        url: `http://`, `https://` or `unix:/path`.
+        token: sent as `Authorization: Bearer`, never logged.
+        timeout_s: deadline of one try; an environment that takes longer is joined again by the next.
+        deadline_s: deadline of a whole call with all its tries and waits.
+        max_in_flight: calls at once; further ones wait in order.
+        backoff: the waits between tries.
+        http: another transport, for tests; the client closes it.
+        now: a monotonic clock in seconds.
+        sleep: waits that many seconds.
+        jitter: draws a number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        deadline_s: float = 900.0,
+        max_in_flight: int = 1024,
+        backoff: Backoff | None = None,
+        http: HttpClient | None = None,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        headers = {CONTRACT_HEADER: str(CONTRACT_VERSION)}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        self.url = url
+        self._timeout_s = timeout_s
+        self._deadline_s = deadline_s
+        self._backoff = backoff or Backoff()
+        self._http = http or open_client(url, max_in_flight=max_in_flight, timeout_s=timeout_s, headers=headers)
+        self._now, self._sleep, self._jitter = now, sleep, jitter
+
+    async def start(
+        self,
+        environment: str,
+        key: str,
+        *,
+        task: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        split: str | None = None,
+        kind: Literal["train", "eval"] = "train",
+        limits: Mapping[ClockName, float] | None = None,
+        attempt: int = 0,
+        deadline_s: float | None = None,
+    ) -> StartResponse:
+        """Start a task, or get the first answer again for a key that has started; waits for capacity.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer within the deadline.
+        """
+        given = {"environment": environment, "key": key, "seed": seed, "split": split, "kind": kind, "attempt": attempt}
+        bodies = {"task": None if task is None else dict(task), "limits": None if limits is None else dict(limits)}
+        request = validate(StartRequest, given | bodies)
+        payload = request.model_dump(mode="json", exclude_none=True)
+        return await self._post(StartResponse, "/start", payload, deadline_s=deadline_s)
+
+    async def observe(
+        self, task_id: str, turn: int, message: Message | Mapping[str, Any], *, deadline_s: float | None = None
+    ) -> ObservationResponse:
+        """Take the action of `turn`; safe to call again with the same message, also from another process.
+
+        Raises:
+            TideError: the server refused; 409, 410 and 422 at once.
+            TransportError: no answer within the deadline.
+        """
+        plain = message.as_dict() if isinstance(message, Message) else message
+        payload = {"task_id": task_id, "turn": turn, "message": plain}
+        return await self._post(ObservationResponse, "/observation", payload, deadline_s=deadline_s)
+
+    async def observation(self, task_id: str) -> ObservationResponse:
+        """The latest observation again, without any effect.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer within the deadline.
+        """
+        return self._read(ObservationResponse, await self.get(f"/observation?task_id={quote(task_id, safe='')}"))
+
+    async def pause(self, task_id: str, epoch: int | None = None) -> EpochResponse:
+        """Stop the task's clocks; without `epoch` a lost answer is not tried again.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer.
+        """
+        return await self._epoch("/pause", task_id, epoch)
+
+    async def resume(self, task_id: str, epoch: int | None = None) -> EpochResponse:
+        """Let the task's clocks go on; without `epoch` a lost answer is not tried again.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer.
+        """
+        return await self._epoch("/resume", task_id, epoch)
+
+    async def end(self, task_id: str, reason: str | None = None, *, deadline_s: float | None = None) -> EndResponse:
+        """End the task in whatever state it is and get its account; safe to repeat.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer within the deadline.
+        """
+        payload = {"task_id": task_id} | ({} if reason is None else {"reason": reason[:1024]})
+        return await self._post(EndResponse, "/end", payload, deadline_s=deadline_s)
+
+    async def tasks(self) -> list[TaskView]:
+        """The caller's tasks."""
+        data = await self.get("/tasks")
+        items = cast("dict[str, Any]", data).get("tasks", []) if isinstance(data, dict) else data
+        return [self._read(TaskView, item) for item in cast("list[Any]", items)]
+
+    async def task(self, task_id: str) -> TaskView:
+        """One task."""
+        return self._read(TaskView, await self.get(f"/tasks/{quote(task_id, safe='')}"))
+
+    async def environments(self) -> Any:
+        """What the gateway can start, as it says it."""
+        return await self.get("/environments")
+
+    async def capacity(self) -> Any:
+        """How much the gateway can start now, as it says it."""
+        return await self.get("/capacity")
+
+    async def healthz(self) -> Any:
+        """Whether the gateway serves, as it says it."""
+        return await self.get("/healthz")
+
+    async def get(self, path: str, *, deadline_s: float | None = None) -> Any:
+        """The parsed answer of any GET endpoint.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer within the deadline.
+        """
+        return await self._call("GET", path, None, idempotent=True, deadline_s=deadline_s)
+
+    async def aclose(self) -> None:
+        """Close all connections; safe to repeat."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _epoch(self, path: str, task_id: str, epoch: int | None) -> EpochResponse:
+        payload: dict[str, Any] = {"task_id": task_id} | ({} if epoch is None else {"epoch": epoch})
+        return await self._post(EpochResponse, path, payload, idempotent=epoch is not None)
+
+    async def _post(
+        self, model: type[M], path: str, payload: Any, *, idempotent: bool = True, deadline_s: float | None = None
+    ) -> M:
+        body = codec.dumps(payload)
+        data = await self._call("POST", path, body, idempotent=idempotent, deadline_s=deadline_s)
+        return self._read(model, data)
+
+    async def _call(
+        self, method: str, path: str, body: bytes | None, *, idempotent: bool, deadline_s: float | None
+    ) -> Any:
+        end_s = self._now() + (self._deadline_s if deadline_s is None else deadline_s)
+        num_failures = 0
+        while True:
+            timeout_s = max(0.001, min(self._timeout_s, end_s - self._now()))
+            response: Response | None = None
+            try:
+                response = await self._http.request(method, path, body, timeout_s=timeout_s, idempotent=idempotent)
+                return read_json(response)
+            except (TransportError, TideError) as error:
+                num_failures += 1
+                if not may_retry(error, idempotent=idempotent):
+                    raise
+                wait_s = self._backoff.wait_s(num_failures, self._jitter(), _asked_s(response))
+                if self._now() + wait_s >= end_s:
+                    error.add_note(f"given up after {num_failures} tries of {method} {path}")
+                    raise
+            await self._sleep(wait_s)
+
+    def _read(self, model: type[M], data: Any) -> M:
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            raise ProtocolFailed(f"{self.url} answered outside the contract: {error}") from error
+
+
+def _asked_s(response: Response | None) -> float | None:
+    value = "" if response is None else response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None

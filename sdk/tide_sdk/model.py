@@ -1,0 +1,193 @@
+"""The model that an agent talks to: any OpenAI-compatible server, or the trainer's router."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+from urllib.parse import urlsplit
+
+from tide_sdk import codec
+from tide_sdk.errors import TideError
+from tide_sdk.http_connection import ConnectFailed, ProtocolFailed, QueueFull, TransportError
+from tide_sdk.http_parse import Response
+from tide_sdk.https import HttpClient, open_client
+from tide_sdk.retries import Backoff
+
+_RETRIED_STATUS = frozenset({429, 503})
+_REFUSED_STATUS = frozenset({400, 403, 404, 405, 413, 415, 422})
+
+
+class ModelRefused(Exception):  # noqa: N818 (an outcome, not a fault)
+    """The model's server refuses this request, or the model declined to answer."""
+
+
+class ContextOverflow(Exception):  # noqa: N818
+    """The conversation no longer fits the model's context."""
+
+
+class ModelStopped(Exception):  # noqa: N818
+    """The server has given this task up (410): nothing more will be answered."""
+
+
+class ModelEndpoint:
+    """Where and how to ask for the next message; the connections are shared by all endpoints made by `at`.
+
+    A try whose answer was lost is not made again, because sampling is an action; a server that says it is busy
+    (429, 503) or cannot be reached is asked again until the deadline.
+
+    Args:
+        base_url: the OpenAI base URL, for example `http://127.0.0.1:8000/v1`.
+        model: the model's name there.
+        api_key: sent as `Authorization: Bearer`, never logged.
+        sampling: defaults of every call, for example `{"temperature": 1.0, "max_tokens": 64}`.
+        timeout_s: deadline of a call; long, because a scheduler may hold it back.
+        max_in_flight: calls at once.
+        http: another transport to the URL's host, for tests.
+        sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str = "",
+        api_key: str = "",
+        sampling: Mapping[str, Any] | None = None,
+        timeout_s: float = 3600.0,
+        max_in_flight: int = 1024,
+        http: HttpClient | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.api_key = api_key
+        self.model = model
+        self.sampling = dict(sampling or {})
+        self._timeout_s = timeout_s
+        self._origin, self._path = _split(self.base_url)
+        self._http = http or open_client(self._origin, max_in_flight=max_in_flight, timeout_s=timeout_s)
+        self._sleep = sleep
+        self._backoff = Backoff()
+
+    def at(self, *, base_url: str | None = None, api_key: str | None = None) -> ModelEndpoint:
+        """The same endpoint for one task's own URL or key, on the same host and connections.
+
+        Raises:
+            ValueError: the URL is on another host.
+        """
+        url = (base_url or self.base_url).rstrip("/")
+        if _split(url)[0] != self._origin:
+            raise ValueError(f"{url!r} is not on {self._origin}")
+        return ModelEndpoint(
+            url,
+            model=self.model,
+            api_key=self.api_key if api_key is None else api_key,
+            sampling=self.sampling,
+            timeout_s=self._timeout_s,
+            http=self._http,
+            sleep=self._sleep,
+        )
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **sampling: Any
+    ) -> dict[str, Any]:
+        """Ask for one chat completion: the whole answer, with `choices` and `usage`.
+
+        Raises:
+            ContextOverflow: the server answered 400 with the code `context_length_exceeded`.
+            ModelRefused: another refusal of this very request.
+            ModelStopped: 410.
+            TransportError: no answer, or the server failed.
+        """
+        payload: dict[str, Any] = {"model": self.model, "messages": list(messages)}
+        if tools:
+            payload["tools"] = list(tools)
+        body = codec.dumps(payload | self.sampling | sampling)
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._ask(body, headers)
+        except TimeoutError as error:
+            raise TransportError(f"{self.base_url}: no completion within {self._timeout_s} s") from error
+        return _read(response)
+
+    async def aclose(self) -> None:
+        """Close the shared connections; safe to repeat."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _ask(self, body: bytes, headers: Mapping[str, str] | None) -> Response:
+        num_failures = 0
+        while True:
+            try:
+                response = await self._http.request(
+                    "POST", f"{self._path}/chat/completions", body, headers=headers, timeout_s=self._timeout_s
+                )
+                if response.status not in _RETRIED_STATUS:
+                    return response
+            except (ConnectFailed, QueueFull):
+                if num_failures >= 8:
+                    raise
+            num_failures += 1
+            await self._sleep(self._backoff.wait_s(num_failures, random.random()))  # noqa: S311 (spreads callers)
+
+
+def first_message(completion: Mapping[str, Any]) -> dict[str, Any]:
+    """The assistant message of a completion, without empty fields.
+
+    Raises:
+        ModelRefused: the model declined.
+        ProtocolFailed: there is no message.
+    """
+    try:
+        choice = completion["choices"][0]
+        raw = cast("dict[str, Any]", choice["message"])
+        message = {name: value for name, value in raw.items() if value is not None and value != []}
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ProtocolFailed("the completion holds no choices[0].message") from error
+    if message.get("refusal") or choice.get("finish_reason") == "content_filter":
+        raise ModelRefused(str(message.get("refusal") or "the answer was held back by a content filter"))
+    if "content" not in message and "tool_calls" not in message:
+        message["content"] = ""
+    return {"role": "assistant"} | message
+
+
+def _read(response: Response) -> dict[str, Any]:
+    try:
+        data = codec.loads(response.body)
+    except codec.CodecError:
+        data = None
+    if response.status < 400:
+        if not isinstance(data, dict):
+            raise ProtocolFailed("the completion is not a JSON object")
+        return cast("dict[str, Any]", data)
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    inner = fields.get("error", fields)
+    error = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {"message": str(inner)}
+    words = str(error.get("message") or error.get("detail") or response.body[:300].decode("utf-8", "replace"))[:1000]
+    if response.status == 400 and error.get("code") == "context_length_exceeded":
+        raise ContextOverflow(words)
+    if response.status == 410:
+        raise ModelStopped(words)
+    if response.status in _REFUSED_STATUS:
+        raise ModelRefused(f"HTTP {response.status}: {words}")
+    if response.status == 401:
+        raise TideError("unauthorized", f"the model's server refuses the key: {words}")
+    raise TransportError(f"the model's server failed with HTTP {response.status}: {words}")
+
+
+def _split(url: str) -> tuple[str, str]:
+    """(scheme and host, path) of a URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
+        raise ValueError(f"{url!r}: expected http://host:port/v1 or https://host/v1")
+    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")

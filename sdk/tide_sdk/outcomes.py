@@ -1,0 +1,148 @@
+"""What became of a task: pure classification of everything that can go wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from tide_sdk.agents import AgentResult
+from tide_sdk.clocks import ClockName
+from tide_sdk.errors import TideError
+from tide_sdk.http_connection import TransportError
+from tide_sdk.model import ContextOverflow, ModelRefused, ModelStopped
+from tide_sdk.wire import EndResponse
+
+OutcomeName: TypeAlias = Literal[
+    "completed",
+    "truncated",
+    "agent_error",
+    "model_refused",
+    "context_overflow",
+    "environment_failed",
+    "infrastructure",
+    "aborted",
+]
+REWARDED: frozenset[OutcomeName] = frozenset({"completed", "truncated", "model_refused", "context_overflow"})
+"""Outcomes that tell something about the model; the others carry no reward."""
+
+_BY_CODE: Mapping[str, OutcomeName] = {
+    "environment_failed": "environment_failed",
+    "turn_expired": "environment_failed",
+    "ended": "aborted",
+    "stale_attempt": "aborted",
+    "turn_conflict": "agent_error",
+    "turn_order": "agent_error",
+    "invalid": "agent_error",
+    "too_large": "agent_error",
+}
+_BY_CLOCK: Mapping[str, OutcomeName] = {"start": "environment_failed", "turn": "environment_failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """A task to run.
+
+    Attributes:
+        environment: its name at the gateway.
+        key: unique per owner, for example run/step/group/member.
+        task: the environment's parameters.
+        seed: the episode's seed.
+        split: the data split.
+        kind: train or eval.
+        limits: clock limits in seconds that replace the environment's.
+        attempt: numbered upwards; a higher one ends the older.
+        deadline_s: wall seconds for the whole task in this runner, pauses included.
+    """
+
+    environment: str
+    key: str
+    task: Mapping[str, Any] | None = None
+    seed: int | None = None
+    split: str | None = None
+    kind: Literal["train", "eval"] = "train"
+    limits: Mapping[ClockName, float] | None = None
+    attempt: int = 0
+    deadline_s: float = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """How a task went.
+
+    Attributes:
+        task_id: its id at the gateway, None if it never started.
+        outcome: one of `OutcomeName`.
+        reward: None where the outcome tells nothing about the model.
+        turns: turns that were played.
+        metrics: the environment's and the agent's.
+        error: what went wrong, None if nothing did.
+    """
+
+    task_id: str | None
+    outcome: OutcomeName
+    reward: float | None
+    turns: int
+    metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    error: str | None = None
+
+
+class DeadlinePassed(Exception):  # noqa: N818 (an outcome, not a fault)
+    """The runner's own deadline for the task is over."""
+
+
+def classify(error: BaseException) -> OutcomeName:
+    """The outcome that a failure stands for."""
+    if isinstance(error, TideError):
+        if error.code == "expired":
+            return _BY_CLOCK.get(str(error.extra.get("clock")), "truncated")
+        return _BY_CODE.get(error.code, "infrastructure")
+    if isinstance(error, ContextOverflow):
+        return "context_overflow"
+    if isinstance(error, ModelRefused):
+        return "model_refused"
+    if isinstance(error, ModelStopped):
+        return "aborted"
+    if isinstance(error, TransportError):
+        return "infrastructure"
+    if isinstance(error, DeadlinePassed):
+        return "truncated"
+    return "agent_error"
+
+
+def conclude(
+    task_id: str,
+    failure: BaseException | None,
+    result: AgentResult,
+    account: EndResponse | TideError | TransportError,
+    *,
+    turns: int,
+    done: bool,
+) -> TaskResult:
+    """Put together what the agent and the gateway say about a task.
+
+    Args:
+        task_id: the task.
+        failure: what the agent's run raised.
+        result: what the agent returned.
+        account: the gateway's answer to `/end`, or why there is none.
+        turns: turns that the agent has counted.
+        done: True if the environment ended the task by itself.
+    """
+    error = None if failure is None else f"{type(failure).__name__}: {failure}"
+    metrics, reward = dict(result.metrics), result.reward
+    outcome: OutcomeName = "completed" if failure is None else classify(failure)
+    if isinstance(account, EndResponse):
+        turns, metrics = account.turns, {**account.metrics, **metrics}
+        if reward is None:
+            reward = account.reward
+        if failure is None and account.outcome.kind == "failed":
+            outcome, error = "environment_failed", account.outcome.reason
+        elif failure is None and (account.outcome.kind == "truncated" or (result.reward is None and not done)):
+            outcome = "truncated"
+    elif failure is None:
+        outcome, error = "infrastructure", f"the end was not answered: {account}"
+    if reward is not None and not math.isfinite(reward):
+        outcome, error = "agent_error", f"the reward is {reward}"
+    return TaskResult(task_id, outcome, reward if outcome in REWARDED else None, turns, metrics, error)

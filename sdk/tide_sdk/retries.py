@@ -1,0 +1,52 @@
+"""When a call may be made again: pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tide_sdk.errors import TideError
+from tide_sdk.http_connection import ConnectFailed, QueueFull, TransportError
+
+_WAITABLE = frozenset({"unavailable", "capacity", "paused"})
+"""Codes by which a server says that it did not act and that a later call can succeed."""
+_WAITABLE_STATUS = frozenset({429, 502, 503})
+"""The same for answers without a code of ours, as a proxy in between gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Growing, jittered waits.
+
+    Attributes:
+        first_s: the first wait.
+        factor: how much longer each next one is.
+        max_s: the longest; a server's Retry-After may ask for more.
+    """
+
+    first_s: float = 0.1
+    factor: float = 2.0
+    max_s: float = 5.0
+
+    def wait_s(self, num_failures: int, jitter: float, asked_s: float | None = None) -> float:
+        """Seconds to wait after `num_failures` (from 1), with `jitter` from 0 to 1.
+
+        Half of the wait is fixed and half drawn, so that many callers spread out and none comes back at once.
+        """
+        wait_s = min(self.max_s, self.first_s * self.factor ** min(num_failures - 1, 30))
+        return max(wait_s * (0.5 + 0.5 * jitter), asked_s or 0.0)
+
+
+def may_retry(error: Exception, *, idempotent: bool) -> bool:
+    """True if the call can be made again without acting twice.
+
+    Args:
+        error: how the call failed.
+        idempotent: the server answers a repeated call as it answered the first.
+    """
+    if isinstance(error, TransportError):
+        return idempotent or isinstance(error, (ConnectFailed, QueueFull))
+    if isinstance(error, TideError):
+        if error.code == "internal":
+            return idempotent and error.extra.get("http_status") in _WAITABLE_STATUS
+        return error.code in _WAITABLE
+    return False
