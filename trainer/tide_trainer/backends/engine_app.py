@@ -58,7 +58,7 @@ class ServedEngine(Protocol):
         """The live numbers."""
         ...
 
-    def requests(self) -> dict[str, tuple[int, int]]:
+    async def requests(self) -> dict[str, tuple[int, int]]:
         """Request id -> (computed tokens, KV blocks held)."""
         ...
 
@@ -168,7 +168,7 @@ class EngineApp:
         stats = self._engine.stats()
         answer: dict[str, Any] = {name: getattr(stats, name) for name in types.EngineStats.__dataclass_fields__}
         if query == b"requests=1":
-            answer["requests"] = self._engine.requests()
+            answer["requests"] = await self._engine.requests()
         return answer
 
     async def _health(self, _body: bytes, _query: bytes) -> dict[str, Any]:

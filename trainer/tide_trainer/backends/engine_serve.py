@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,10 +36,10 @@ def read_arguments(settings_type: type[_SettingsT], description: str) -> tuple[_
 
 
 def install_termination() -> None:
-    """Makes SIGTERM and SIGINT end `serve` in order, and the process with exit code 0."""
-    # uvicorn raises a signal again when it has shut down; the default action would then skip the engine's own end.
+    """Makes SIGTERM and SIGINT end the process in order, with exit code 0, also while it boots."""
+    # uvicorn takes the signals while it serves, and raises them again when it has shut down.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda *_: sys.exit(0))
 
 
 def write_settings(path: Path, settings: Any) -> None:

@@ -153,7 +153,7 @@ class FakeCore:
             num_preemptions=0,
         )
 
-    def requests(self) -> dict[str, tuple[int, int]]:
+    async def requests(self) -> dict[str, tuple[int, int]]:
         """Request id -> (prompt tokens once it runs, KV blocks held)."""
         return {
             request_id: (len(call.prompt_ids), call.lease.num_blocks) if call.lease else (0, 0)
