@@ -6,8 +6,8 @@ One buffer per coming train step, keyed by the version `V_buf` at which it is co
 Source: StaleFlow sections 4.1 to 4.3.
 Symbols: eta = staleness bound; V_traj = an entry's version; V_buf = a buffer's version.
 Invariant 2: `V_traj + eta >= V_buf` for every entry, always.
-Deviation: the Stuck clock runs only while the trainer waits for the buffer (the paper's starts when any buffer is Stuck),
-so that a long train step aborts nothing that nobody waits for.
+Deviation: the Stuck clock runs only while the trainer waits for the buffer (the paper's starts when any buffer is
+Stuck), so that a long train step aborts nothing that nobody waits for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tide_trainer.scheduling.staleness_types import (
     BufferState,
     BufferView,
     EntryRecord,
-    NoPlace,
-    NotReady,
+    NoPlaceError,
+    NotReadyError,
     StalenessError,
-    UnknownEntry,
+    UnknownEntryError,
 )
 
 __all__ = [
@@ -29,20 +29,20 @@ __all__ = [
     "BufferView",
     "BuffersSnapshot",
     "EntryRecord",
-    "NoPlace",
-    "NotReady",
+    "NoPlaceError",
+    "NotReadyError",
     "StalenessBuffers",
     "StalenessError",
-    "UnknownEntry",
+    "UnknownEntryError",
 ]
 
 
 class StalenessBuffers:
     """The buffers of the train steps `version .. version + eta`, each with `batch_size` places for groups.
 
-    Cost: `reserve`, `consume` and `can_reserve` look at each buffer once, O(eta); `occupy` and `delete` move at most one
-    entry per buffer and pass, found by version and not by scanning the batch. Not thread-safe; one owner calls it. An
-    operation that raises has changed nothing.
+    Cost: `reserve`, `consume` and `can_reserve` look at each buffer once, O(eta); `occupy` and `delete` move at most
+    one entry per buffer and pass, found by version and not by scanning the batch. Not thread-safe; one owner calls it.
+    An operation that raises has changed nothing.
     """
 
     def __init__(self, eta: int, batch_size: int, version: int = 0) -> None:
@@ -81,7 +81,7 @@ class StalenessBuffers:
         return len(self._places.place_of)
 
     def version_of(self, entry: str) -> int:
-        """V_traj of an entry (min over its group). Raises UnknownEntry."""
+        """V_traj of an entry (min over its group). Raises UnknownEntryError."""
         self._known(entry)
         return self._places.version_of[entry]
 
@@ -107,7 +107,7 @@ class StalenessBuffers:
             V_buf of the place.
 
         Raises:
-            NoPlace: nothing admissible is free; the caller holds the group back.
+            NoPlaceError: nothing admissible is free; the caller holds the group back.
             StalenessError: the entry is already here, or the version is newer than the trainer's.
         """
         places = self._places
@@ -117,7 +117,7 @@ class StalenessBuffers:
             raise StalenessError(f"entry {entry!r}: version {version} is newer than the trainer's {self.version}")
         place = places.last_free(version + self.eta)
         if place is None:
-            raise NoPlace(
+            raise NoPlaceError(
                 f"no free place for entry {entry!r} of version {version}: buffers {self.version} to "
                 f"{version + self.eta} (eta {self.eta}) are full or past; wait for consume() or use a newer version"
             )
@@ -132,7 +132,7 @@ class StalenessBuffers:
             V_buf of the place: never later than the reservation's. A later deletion may move it further forward.
 
         Raises:
-            UnknownEntry: never reserved, or gone.
+            UnknownEntryError: never reserved, or gone.
             StalenessError: it is occupied already.
         """
         places = self._places
@@ -146,9 +146,9 @@ class StalenessBuffers:
         return place
 
     def delete(self, entry: str) -> None:
-        """Removes a reserved (aborted) or occupied (filtered) group; the others close up, so that the next buffer fills.
+        """Removes a reserved (aborted) or occupied (filtered) group; the others close up, so the next buffer fills.
 
-        Reservations move to later places and occupied entries to earlier ones. Raises UnknownEntry.
+        Reservations move to later places and occupied entries to earlier ones. Raises UnknownEntryError.
         """
         places = self._places
         place = self._known(entry)
@@ -167,8 +167,8 @@ class StalenessBuffers:
             V_buf of the entry's place; it moves forward where the older version asks for it.
 
         Raises:
-            UnknownEntry: never reserved, or gone.
-            NoPlace: the older version would break the bound; abort the member or generate it with a newer version.
+            UnknownEntryError: never reserved, or gone.
+            NoPlaceError: the older version would break the bound; abort the member or generate it with a newer version.
             StalenessError: the group is complete.
         """
         places = self._places
@@ -181,7 +181,7 @@ class StalenessBuffers:
         free = place if place <= limit else places.last_free(limit)
         other = places.exchange_for(place, limit) if free is None else None
         if free is None and other is None:
-            raise NoPlace(f"entry {entry!r}: version {version} admits buffers up to {limit} only, and all are full")
+            raise NoPlaceError(f"entry {entry!r}: version {version} admits buffers up to {limit}, and all are full")
         places.take_reserved(entry)
         places.version_of[entry] = version
         if other is not None:
@@ -199,11 +199,11 @@ class StalenessBuffers:
     def consume(self) -> tuple[str, ...]:
         """Takes the Ready buffer of the present version, in order of completion, and moves on to the next version.
 
-        Call it when the train step starts: from then on new groups fill later buffers. Raises NotReady.
+        Call it when the train step starts: from then on new groups fill later buffers. Raises NotReadyError.
         """
         if not self.ready():
             buffer = self._places.buffers[self.version]
-            raise NotReady(
+            raise NotReadyError(
                 f"buffer {self.version} has {len(buffer.occupied)} of {self.batch_size} groups complete "
                 f"and {buffer.num_reserved} in flight; ask ready() first"
             )
@@ -246,7 +246,7 @@ class StalenessBuffers:
 
     @classmethod
     def restore(cls, snapshot: BuffersSnapshot) -> StalenessBuffers:
-        """Rebuilds a snapshot's state. Raises StalenessError if it breaks an invariant (an entry too old, a full buffer)."""
+        """Rebuilds a snapshot's state. Raises StalenessError if it breaks an invariant (an entry too old, ...)."""
         restored = cls(snapshot.eta, snapshot.batch_size, snapshot.version)
         places = restored._places
         for record in snapshot.entries:
@@ -268,5 +268,5 @@ class StalenessBuffers:
     def _known(self, entry: str) -> int:
         place = self._places.place_of.get(entry)
         if place is None:
-            raise UnknownEntry(f"entry {entry!r} is in no buffer: not reserved, consumed or deleted")
+            raise UnknownEntryError(f"entry {entry!r} is in no buffer: not reserved, consumed or deleted")
         return place

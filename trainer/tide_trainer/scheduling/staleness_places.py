@@ -29,10 +29,10 @@ class Buffer:
 
 
 class Places:
-    """The buffers `first .. first + eta` with `batch_size` places each, and an index of every entry's version and place.
+    """The buffers `first .. first + eta` with `batch_size` places each; every entry's version and place.
 
-    After every public operation of `StalenessBuffers` two things hold: no reservation could stand in a later free place
-    (they wait as late as they may), and no occupied entry stands behind a free place (training starts as early as it may).
+    After every operation of `StalenessBuffers` two things hold: no reservation could stand in a later free place
+    (they wait as late as they may), and no occupied entry stands behind a free place (training starts early).
     """
 
     def __init__(self, eta: int, batch_size: int, first: int) -> None:
@@ -68,7 +68,7 @@ class Places:
         return place
 
     def take_first(self) -> tuple[str, ...]:
-        """Drops the first buffer, forgets its entries, and opens a new last one; raises if one is older than the bound."""
+        """Drops the first buffer, forgets its entries, opens a new last one; raises if one is older than the bound."""
         entries = tuple(self.buffers[self.first].occupied)
         for entry in entries:
             if self.version_of[entry] + self.eta < self.first:

@@ -7,18 +7,18 @@ from enum import StrEnum
 
 
 class StalenessError(Exception):
-    """The staleness protocol was misused; the message names the entry and what the caller can do. State is unchanged."""
+    """The staleness protocol was misused; the message names the entry and the remedy. State is unchanged."""
 
 
-class UnknownEntry(StalenessError):
+class UnknownEntryError(StalenessError):
     """The entry is not in any buffer: never reserved, already consumed, or deleted."""
 
 
-class NoPlace(StalenessError):
+class NoPlaceError(StalenessError):
     """No admissible place is free for the version; wait for a `consume` or use a newer version."""
 
 
-class NotReady(StalenessError):
+class NotReadyError(StalenessError):
     """The next buffer is not Ready; ask `ready()` before `consume()`."""
 
 

@@ -1,0 +1,158 @@
+"""What the task scheduler takes and gives: entries, decisions, views, errors. Frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tide_trainer.types import Kind, RankId
+
+
+class SchedulerError(Exception):
+    """The scheduler was told something that cannot be; the message names the task or rank. State is unchanged."""
+
+
+class UnknownTaskError(SchedulerError):
+    """No such task: never submitted, ended or withdrawn."""
+
+
+class UnknownRankError(SchedulerError):
+    """No such rank: never added, or removed."""
+
+
+class WrongPhaseError(SchedulerError):
+    """The event does not follow from the task's phase."""
+
+
+class SchedulerFullError(SchedulerError):
+    """More tasks than `max_tasks`; submit again when some have ended."""
+
+
+class Phase(StrEnum):
+    """Where a task stands.
+
+    `queued -> admitted -> (held -> generating | held -> paused -> generating) -> acting -> held ...`, and `refused`.
+    """
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    GENERATING = "generating"
+    ACTING = "acting"
+    HELD = "held"
+    PAUSED = "paused"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """One task that may be started.
+
+    Attributes:
+        task: unique id, for example `<group>/<member>`.
+        group: the group's id.
+        kind: train or eval.
+        num_siblings: tasks of the whole group, this one included.
+        environment: its capacity and predicted footprint are kept by this name.
+        task_type: for `balance_task_types`; any word.
+        order_key: smaller starts earlier among equals (the dataset's order, or V_buf of its reservation).
+    """
+
+    task: str
+    group: str
+    kind: Kind
+    num_siblings: int
+    environment: str
+    task_type: str = ""
+    order_key: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Start this new task (its environment and agent); it is meant for the rank."""
+
+    task: str
+    rank: RankId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Let the task's held call go to the rank's engine now."""
+
+    task: str
+    rank: RankId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The task's call is held: call the gateway's `/pause`."""
+
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Call the gateway's `/resume`, wait for it, then let the held call go to the rank's engine."""
+
+    task: str
+    rank: RankId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The task's call fits no rank even alone: answer it with an error and end the task (then call `on_end`)."""
+
+    task: str
+    reason: str
+
+
+Decision = Admit | Grant | Pause | Resume | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank's numbers.
+
+    Attributes:
+        budget_tokens: its limit.
+        usage_tokens: live tokens of active tasks, acting ones included; a generating call counts its maximal length.
+        projected_tokens: usage with the set-aside part of the predicted growth, admitted tasks included.
+        num_tasks: tasks placed here, paused ones included.
+        num_waiting: paused tasks whose call waits.
+    """
+
+    rank: RankId
+    budget_tokens: int
+    usage_tokens: int
+    projected_tokens: int
+    num_tasks: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """The scheduler's numbers for metrics and readiness.
+
+    Attributes:
+        ready: at least one rank with a budget is known; false must raise an alarm, for nothing is ever granted then.
+        num_pauses: Pause decisions since the start; likewise the other counters.
+        num_refused: Refuse decisions since the start.
+    """
+
+    ready: bool
+    gate_open: bool
+    ranks: tuple[RankView, ...]
+    num_queued: int
+    num_admitted: int
+    num_generating: int
+    num_acting: int
+    num_held: int
+    num_paused: int
+    num_admits: int
+    num_grants: int
+    num_pauses: int
+    num_resumes: int
+    num_refused: int

@@ -1,0 +1,167 @@
+"""Waiting calls: which are granted or resumed on a rank, and which must be paused.
+
+Source: TideRL section 4.2, Algorithm 1. Deviation: a task is paused only where its call waits (a turn's end), so no
+work in flight is lost; a paused task is resumed on its projected footprint, not its present one (hysteresis); a call
+of an evaluation or a starved task that does not fit keeps the room that falls free for itself (bounded wait).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from tide_trainer.scheduling.plan import Grant, Pause, Phase, Refuse, Resume
+from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+
+
+class Serving:
+    """Serves the calls that wait for one rank at a time, in order of priority."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.num_grants = 0
+        self.num_pauses = 0
+        self.num_resumes = 0
+        self.num_refused = 0
+
+    def place(self, task: TaskState) -> RankState | None:
+        """The rank for a waiting call whose own rank is gone or too small: the most room among those large enough."""
+        best: RankState | None = None
+        best_room = 0
+        for rank in self._state.ranks.values():
+            room = rank.budget_tokens - rank.live.usage_tokens - rank.waiting_tokens
+            if self._can_hold(rank, task) and (best is None or room > best_room):
+                best, best_room = rank, room
+        return best
+
+    def settle(self, task: TaskState) -> None:
+        """Gives a held call that has no suitable rank a new one; refuses it where none is large enough."""
+        state = self._state
+        if task.rank is not None and self._can_hold(task.rank, task):
+            return
+        rank = self.place(task)
+        if task.rank is not None or rank is not None:
+            state.assign(task, rank)
+        if rank is None and state.ranks:
+            self.refuse(task)
+
+    def refuse(self, task: TaskState) -> None:
+        """The call fits no rank, even alone."""
+        state = self._state
+        state.set_phase(task, Phase.REFUSED)
+        self.num_refused += 1
+        largest = state.largest_budget_tokens()
+        state.out.append(
+            Refuse(
+                task.entry.task,
+                f"prompt of {task.prompt_tokens} plus up to {task.max_new_tokens} new tokens is more than the largest "
+                f"rank budget of {largest}; shorten the context, lower max_new_tokens, or enlarge the KV cache",
+            )
+        )
+
+    def hold_back(self, rank: RankState, now_s: float) -> None:
+        """The gate is closed: every call that has arrived since the last plan is paused."""
+        fresh, rank.fresh = rank.fresh, []
+        for task in fresh:
+            self.pause(task, now_s, "the weights are being updated")
+
+    def serve(self, rank: RankState, now_s: float) -> None:
+        """Decides all fresh calls of a rank, and resumes what fits. O((fresh + bypassed + resumed) log n)."""
+        state = self._state
+        fresh = rank.fresh
+        fresh.sort(key=lambda task: (state.key(task, active=True), task.seq), reverse=True)
+        bypassed: list[TaskState] = []
+        reserved = 0
+        while True:
+            waiting = rank.peek() if len(bypassed) <= state.settings.max_bypass else None
+            if fresh and (waiting is None or state.key(fresh[-1], active=True) <= rank.heap[0][0]):
+                task, is_fresh = fresh.pop(), True
+            elif waiting is not None:
+                task, is_fresh = waiting, False
+                heapq.heappop(rank.heap)
+            else:
+                break
+            if self._fits(rank, task, reserved, is_fresh=is_fresh):
+                self._let_go(task, rank, now_s)
+                continue
+            if reserved == 0 and (task.starved or (task.is_eval and state.settings.priority == "tiers")):
+                reserved = rank.live.rounded(task.need_tokens)
+            if is_fresh:
+                self.pause(task, now_s, self._no_room(rank, task, reserved))
+            else:
+                bypassed.append(task)
+        for task in bypassed:
+            state.push(task)
+
+    def pull(self, rank: RankState, now_s: float) -> None:
+        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most. O(ranks)."""
+        state = self._state
+        if rank.waiting or len(state.ranks) == 1 or state.phases[Phase.PAUSED] == 0:
+            return
+        donor = max(state.ranks.values(), key=lambda other: len(other.waiting))
+        kept: list[TaskState] = []
+        while len(kept) <= state.settings.max_bypass and (task := donor.peek()) is not None:
+            heapq.heappop(donor.heap)
+            movable = task.cold or now_s - task.waiting_since_s >= state.settings.move_after_s
+            if movable and self._can_hold(rank, task) and self._fits(rank, task, 0, is_fresh=False):
+                state.stop_waiting(task)
+                state.assign(task, rank)
+                self._let_go(task, rank, now_s)
+            else:
+                kept.append(task)
+        for task in kept:
+            state.push(task)
+
+    def pause(self, task: TaskState, now_s: float, reason: str) -> None:
+        """Files a held call with those that wait."""
+        state = self._state
+        state.set_phase(task, Phase.PAUSED)
+        self.num_pauses += 1
+        task.wait += 1
+        task.waiting_since_s = now_s
+        state.start_waiting(task)
+        state.set_timer(now_s + state.settings.max_wait_s, "starve", task, task.wait)
+        if len(state.ranks) > 1:
+            state.set_timer(now_s + state.settings.move_after_s, "move", task, task.wait)
+        state.out.append(Pause(task.entry.task, reason))
+
+    def _can_hold(self, rank: RankState, task: TaskState) -> bool:
+        return rank.live.rounded(task.need_tokens) <= rank.budget_tokens
+
+    def _fits(self, rank: RankState, task: TaskState, reserved: int, *, is_fresh: bool) -> bool:
+        state = self._state
+        if state.settings.ctb == "off":
+            return True
+        group, shared = task.group.uid, state.shared_tokens(task)
+        room = rank.budget_tokens - reserved - rank.live.usage_tokens
+        if rank.live.marginal_tokens(task.need_tokens, group, shared) > room:
+            return False
+        if is_fresh or task.is_eval or task.starved or rank.num_active() == 0:
+            return True
+        tokens = state.growth.projected_tokens(task.environment.name, task.need_tokens)
+        added = rank.projected.marginal_tokens(tokens, group, shared)
+        return rank.projected.usage_tokens + added <= rank.budget_tokens
+
+    def _let_go(self, task: TaskState, rank: RankState, now_s: float) -> None:
+        state = self._state
+        paused = task.phase is Phase.PAUSED
+        waited_s = now_s - task.waiting_since_s
+        if paused:
+            state.stop_waiting(task)
+        task.wait += 1
+        task.starved = task.cold = False
+        state.set_phase(task, Phase.GENERATING)
+        state.charge(task, rank, task.need_tokens)
+        used = f"{rank.live.usage_tokens} of {rank.budget_tokens} tokens used with it"
+        if paused:
+            self.num_resumes += 1
+            state.out.append(Resume(task.entry.task, rank.rank, f"fits after {waited_s:.3f} s; {used}"))
+        else:
+            self.num_grants += 1
+            state.out.append(Grant(task.entry.task, rank.rank, used))
+
+    def _no_room(self, rank: RankState, task: TaskState, reserved: int) -> str:
+        kept = f", {reserved} kept for a call that goes first" if reserved else ""
+        return (
+            f"needs {task.need_tokens} tokens; {rank.live.usage_tokens} of {rank.budget_tokens} are used{kept}, "
+            f"{len(rank.waiting)} calls wait"
+        )

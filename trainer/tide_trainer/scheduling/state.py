@@ -1,0 +1,229 @@
+"""What the task scheduler remembers: tasks, groups, environments, ranks. Mutable, private to `scheduling`."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tide_trainer.scheduling.budget import TokenLedger
+from tide_trainer.scheduling.growth import GrowthPredictor
+from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
+from tide_trainer.scheduling.priority import Key, waiting_key
+from tide_trainer.scheduling.settings import CtbSettings
+from tide_trainer.types import RankId
+
+
+@dataclass(slots=True, eq=False)
+class GroupState:
+    """Sibling tasks. `prompt_tokens` is the first prompt as first measured; `released`: siblings may start."""
+
+    uid: str
+    num_siblings: int
+    num_finished: int = 0
+    prompt_tokens: int | None = None
+    released: bool = False
+    probe: TaskState | None = None
+    home: RankId | None = None
+    members: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
+    held_back: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
+
+
+@dataclass(slots=True, eq=False)
+class EnvironmentState:
+    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`."""
+
+    name: str
+    limit: int | None = None
+    num_tasks: int = 0
+    blocked_until_s: float | None = None
+
+    def has_room(self) -> bool:
+        """Whether one more task may start."""
+        return self.blocked_until_s is None and (self.limit is None or self.num_tasks < self.limit)
+
+
+@dataclass(slots=True, eq=False)
+class RankState:
+    """A rollout rank: its budget, what its tasks hold, and the calls that wait for it."""
+
+    rank: RankId
+    budget_tokens: int
+    live: TokenLedger
+    projected: TokenLedger
+    tasks: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
+    fresh: list[TaskState] = field(default_factory=list["TaskState"])
+    waiting: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
+    waiting_tokens: int = 0
+    num_waiting_eval: int = 0
+    num_starved: int = 0
+    heap: list[tuple[Key, int, int, TaskState]] = field(default_factory=list[tuple[Key, int, int, "TaskState"]])
+
+    def num_active(self) -> int:
+        """Tasks here that are neither paused nor held."""
+        return len(self.tasks) - len(self.waiting) - len(self.fresh)
+
+    def peek(self) -> TaskState | None:
+        """The waiting task of the highest priority."""
+        while self.heap:
+            _, _, stamp, task = self.heap[0]
+            if stamp == task.stamp and task.rank is self:
+                return task
+            heapq.heappop(self.heap)
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class TaskState:
+    """One task. `stamp` changes whenever a heap entry about it becomes stale; `wait` numbers its waits, for timers."""
+
+    entry: TaskEntry
+    seq: int
+    group: GroupState
+    environment: EnvironmentState
+    phase: Phase = Phase.QUEUED
+    rank: RankState | None = None
+    prompt_tokens: int = 0
+    max_new_tokens: int = 0
+    context_tokens: int = 0
+    first_prompt_tokens: int = 0
+    waiting_since_s: float = 0.0
+    starved: bool = False
+    cold: bool = False
+    stamp: int = 0
+    wait: int = 0
+
+    @property
+    def is_eval(self) -> bool:
+        """Whether it belongs to an evaluation."""
+        return self.entry.kind == "eval"
+
+    @property
+    def need_tokens(self) -> int:
+        """The longest that the waiting call can get."""
+        return self.prompt_tokens + self.max_new_tokens
+
+
+TimerKind = Literal["starve", "move", "probe", "unblock"]
+
+
+class SchedulerState:
+    """All of it, with the primitive changes that keep the sums right."""
+
+    def __init__(self, settings: CtbSettings) -> None:
+        self.settings = settings
+        self.growth = GrowthPredictor(settings)
+        self.tasks: dict[str, TaskState] = {}
+        self.groups: dict[str, GroupState] = {}
+        self.environments: dict[str, EnvironmentState] = {}
+        self.ranks: dict[RankId, RankState] = {}
+        self.homeless: dict[str, TaskState] = {}
+        self.dirty: dict[RankId, None] = {}
+        self.admission_dirty = True
+        self.gate_open = True
+        self.phases = dict.fromkeys(Phase, 0)
+        self.task_types: dict[str, int] = {}
+        self.out: list[Decision] = []
+        self.sequence = itertools.count()
+        self.timers: list[tuple[float, int, TimerKind, TaskState | EnvironmentState, int]] = []
+
+    def environment(self, name: str) -> EnvironmentState:
+        """The environment's state, made at its first mention."""
+        state = self.environments.get(name)
+        if state is None:
+            state = self.environments[name] = EnvironmentState(name)
+        return state
+
+    def set_phase(self, task: TaskState, phase: Phase) -> None:
+        """Moves a task to a phase and keeps the counts."""
+        self.phases[task.phase] -= 1
+        self.phases[phase] += 1
+        task.phase = phase
+
+    def mark_all(self) -> None:
+        """Every rank is looked at again in the next plan, and so is the queue."""
+        self.dirty = dict.fromkeys(self.ranks)
+        self.admission_dirty = True
+
+    def set_timer(self, due_s: float, kind: TimerKind, subject: TaskState | EnvironmentState, wait: int) -> None:
+        """Fires at the first plan from `due_s` on, if the subject still is as it was."""
+        heapq.heappush(self.timers, (due_s, next(self.sequence), kind, subject, wait))
+
+    def shared_tokens(self, task: TaskState) -> int:
+        """The prefix that a task shares with its siblings; 0 while unknown, or if its own first prompt differs."""
+        prompt = task.group.prompt_tokens
+        if not self.settings.share_group_prefix or prompt is None or task.first_prompt_tokens not in (0, prompt):
+            return 0
+        return prompt
+
+    def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
+        """The task's context holds `tokens` on the rank; its growth is projected afresh."""
+        uid, group, shared = task.entry.task, task.group.uid, self.shared_tokens(task)
+        rank.live.charge(uid, tokens, group, shared)
+        rank.projected.charge(uid, self.growth.projected_tokens(task.environment.name, tokens), group, shared)
+        self.dirty[rank.rank] = None
+
+    def release(self, task: TaskState) -> None:
+        """The task's context no longer counts on its rank."""
+        if task.rank is not None:
+            task.rank.live.release(task.entry.task)
+            task.rank.projected.release(task.entry.task)
+            self.dirty[task.rank.rank] = None
+
+    def assign(self, task: TaskState, rank: RankState | None) -> None:
+        """Places a task that does not wait on a rank, or on none; its charges are released."""
+        self.release(task)
+        if task.rank is not None:
+            del task.rank.tasks[task.entry.task]
+        task.rank = rank
+        if rank is not None:
+            rank.tasks[task.entry.task] = task
+            self.dirty[rank.rank] = None
+
+    def start_waiting(self, task: TaskState) -> None:
+        """Files a paused task with the calls that wait for its rank, or with the homeless."""
+        rank = task.rank
+        if rank is None:
+            self.homeless[task.entry.task] = task
+            return
+        rank.waiting[task.entry.task] = task
+        rank.waiting_tokens += task.need_tokens
+        rank.num_waiting_eval += task.is_eval
+        rank.num_starved += task.starved
+        self.push(task)
+
+    def stop_waiting(self, task: TaskState) -> None:
+        """Takes a task from the waiting calls of its rank or the homeless."""
+        task.stamp += 1
+        rank = task.rank
+        if rank is None:
+            self.homeless.pop(task.entry.task, None)
+        elif rank.waiting.pop(task.entry.task, None) is not None:
+            rank.waiting_tokens -= task.need_tokens
+            rank.num_waiting_eval -= task.is_eval
+            rank.num_starved -= task.starved
+
+    def push(self, task: TaskState) -> None:
+        """Files a waiting task under its present priority; an older filing becomes stale."""
+        if task.rank is None:
+            return
+        task.stamp += 1
+        heapq.heappush(task.rank.heap, (self.key(task, active=False), next(self.sequence), task.stamp, task))
+        self.dirty[task.rank.rank] = None
+
+    def key(self, task: TaskState, *, active: bool) -> Key:
+        """The task's priority; smaller goes first."""
+        group = task.group
+        return waiting_key(
+            self.settings,
+            is_eval=task.is_eval,
+            completion=min(1.0, group.num_finished / group.num_siblings),
+            active=active,
+            context_tokens=task.prompt_tokens,
+            starved_since_s=task.waiting_since_s if task.starved else None,
+        )
+
+    def largest_budget_tokens(self) -> int:
+        """The largest budget of all ranks; 0 without ranks."""
+        return max((rank.budget_tokens for rank in self.ranks.values()), default=0)
