@@ -1,0 +1,85 @@
+"""The gateway's HTTP application: the contract's lean app in front, FastAPI for the rest."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from tide_gateway.auth import Owners
+from tide_gateway.endpoints.contract import PATHS, ContractApp, Receive, Scope, Send, send_problem
+from tide_gateway.endpoints.openapi import add_contract
+from tide_gateway.endpoints.views import make_router
+from tide_gateway.service.tasks import TaskService
+from tide_sdk.errors import TideError
+
+log = logging.getLogger(__name__)
+
+_CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "media_type"}
+
+
+class ProblemResponse(Response):
+    """A contract error as an ASGI response."""
+
+    def __init__(self, error: TideError) -> None:
+        super().__init__(status_code=error.status)
+        self._error = error
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send it."""
+        await send_problem(send, self._error)
+
+
+class GatewayApp:
+    """The ASGI application.
+
+    Args:
+        service: opened and stopped by whoever runs the server.
+        owners: who calls.
+    """
+
+    def __init__(self, service: TaskService, owners: Owners) -> None:
+        self._contract = ContractApp(service, owners)
+        self._views = make_views(service, owners)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route by path."""
+        if scope["type"] == "http" and scope["path"] in PATHS:
+            await self._contract(scope, receive, send)
+        else:
+            await self._views(scope, receive, send)
+
+
+def make_views(service: TaskService, owners: Owners) -> FastAPI:
+    """The FastAPI application: views, OpenAPI of everything, problem+json for its errors."""
+    app = FastAPI(title="TideRL environment gateway", version="1", redoc_url=None)
+    app.include_router(make_router(service, owners))
+    add_contract(app)
+
+    @app.exception_handler(TideError)
+    async def _tide(_request: Request, error: TideError) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return ProblemResponse(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_request: Request, error: RequestValidationError) -> Response:  # pyright: ignore[reportUnusedFunction]
+        fault = error.errors()[0]
+        field = ".".join(str(part) for part in fault["loc"][1:]) or "request"
+        return ProblemResponse(TideError("invalid", f"{field}: {fault['msg']}", field=field))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:  # pyright: ignore[reportUnusedFunction]
+        code = _CODE_OF_STATUS.get(error.status_code, "invalid")
+        words = f"no such path: {request.url.path}" if code == "not_found" else str(error.detail)
+        extra = {"allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
+        return ProblemResponse(TideError(code, words, **extra))
+
+    @app.exception_handler(Exception)
+    async def _unexpected(request: Request, error: Exception) -> Response:  # pyright: ignore[reportUnusedFunction]
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return ProblemResponse(TideError("internal", "an unexpected failure; see the gateway's log"))
+
+    return app

@@ -1,0 +1,103 @@
+"""The command `tide-gateway`: serve, migrate, environments. Heavy imports wait until they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DEFAULT_DATABASE = "sqlite:///tide-gateway.db"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="tide-gateway", description="Hosts environments for agents.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve tasks; migrates an embedded SQLite file by itself")
+    serve.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
+    serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs TIDE_GATEWAY_TOKENS")
+    serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
+    serve.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
+    serve.add_argument("--announce", type=Path, help='file that gets {"url", "pid"} when requests are answered')
+    levels = ["debug", "info", "warning", "error"]
+    serve.add_argument("--log-level", choices=levels, default="info")
+    migrate = commands.add_parser("migrate", help="bring the database to this version's tables")
+    migrate.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
+    environments = commands.add_parser("environments", help="check environments.toml and print what it registers")
+    environments.add_argument("--config", type=Path, default=Path("environments.toml"))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 2 means that the configuration or the command line is wrong."""
+    arguments = make_parser().parse_args(argv)
+    from sqlalchemy.exc import OperationalError
+
+    from tide_gateway.database import DatabaseError
+    from tide_gateway.migrations import DatabaseTooNew
+    from tide_gateway.settings import SettingsError
+
+    commands = {"serve": _serve, "migrate": _migrate, "environments": _environments}
+    try:
+        return commands[arguments.command](arguments)
+    except (SettingsError, DatabaseError, DatabaseTooNew) as error:
+        print(f"tide-gateway: {error}", file=sys.stderr)
+    except OperationalError as error:
+        print(f"tide-gateway: database: {error.orig}; check --database", file=sys.stderr)
+    return 2
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import asyncio
+    import logging
+
+    from tide_gateway.serve import ServeOptions, serve
+    from tide_gateway.settings import load_settings
+
+    settings = load_settings(arguments.config)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    options = ServeOptions(
+        host=arguments.host,
+        port=arguments.port,
+        database=arguments.database,
+        announce=arguments.announce,
+        log_level=arguments.log_level,
+    )
+    try:
+        import uvloop
+    except ImportError:
+        uvloop = None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
+        runner.run(serve(settings, options))
+    return 0
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    from tide_gateway.database import sqlite_url
+    from tide_gateway.migrations import SECTION, migrate
+
+    url = sqlite_url(arguments.database)
+    print(f"{url}: at revision {', '.join(migrate(SECTION, url))}")
+    return 0
+
+
+def _environments(arguments: argparse.Namespace) -> int:
+    from tide_gateway.settings import load_settings
+
+    specs = load_settings(arguments.config).environments
+    rows = [("NAME", "RUNTIME", "CAPACITY", "SERVERS", "LIMITS (s)", "COMMAND")]
+    for spec in specs.values():
+        limits = " ".join(f"{name.value}={seconds:g}" for name, seconds in spec.all_limits.items())
+        rows.append((spec.name, spec.runtime, str(spec.capacity), str(spec.servers), limits, " ".join(spec.command)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Group commits: one transaction for all changes that wait.
+
+    commit(change) -> [waiting, bounded] -> one transaction at a time -> each caller hears of its own change
+
+Consumes changes, waits for the writer thread, unblocks the callers. While one transaction runs the next group gathers,
+so the group grows with the load and a lone change waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from tide_gateway.rows import Change
+from tide_sdk.errors import TideError
+
+MAX_WAITING = 65_536
+MAX_GROUP = 256
+
+
+class Sink(Protocol):
+    """What commits a group; `Repository` is one."""
+
+    async def apply(self, changes: list[Change]) -> list[Exception | None]:
+        """Commit the group; one entry per change, None where it was committed."""
+        ...
+
+
+class Committer:
+    """Groups the changes of many tasks.
+
+    Args:
+        sink: where groups are committed.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._waiting: list[tuple[Change, asyncio.Future[None]]] = []
+        self._running: asyncio.Task[None] | None = None
+        self.num_groups = 0
+        self.num_changes = 0
+
+    async def commit(self, change: Change) -> None:
+        """Return when the change is on disk. A cancelled caller's change is committed nevertheless.
+
+        Raises:
+            Conflict: the stored row is newer.
+            TideError: too many changes wait.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            raise TideError("unavailable", "too many writes wait; call again", retry_after_s=1)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, done))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="tide-commit")
+        await done
+
+    async def close(self) -> None:
+        """Wait until everything that waits is committed."""
+        while self._running is not None:
+            await asyncio.wait({self._running})
+
+    async def _run(self) -> None:
+        # Let all callbacks that are ready now add their changes to this group.
+        await asyncio.sleep(0)
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+                try:
+                    outcomes = await self._sink.apply([change for change, _ in group])
+                except Exception as error:  # noqa: BLE001 (every waiter is told)
+                    outcomes = [error] * len(group)
+                self.num_groups += 1
+                self.num_changes += len(group)
+                for (_, done), failure in zip(group, outcomes, strict=True):
+                    if done.done():
+                        continue
+                    if failure is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(failure)
+        finally:
+            self._running = None

@@ -1,0 +1,141 @@
+"""The views: tasks, environments, capacity and health, as FastAPI routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict
+
+from tide_gateway.auth import Owners
+from tide_gateway.service.tasks import TaskService
+from tide_sdk.clocks import TaskState
+from tide_sdk.wire import Limits, TaskView
+
+MAX_PAGE = 500
+
+
+class View(BaseModel):
+    """Base of the answers below."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class TaskPage(View):
+    """A page of tasks, newest first; `next` is the `after` of the following page, None on the last one."""
+
+    tasks: list[TaskView]
+    next: str | None
+
+
+class EventView(View):
+    """One line of a task's history."""
+
+    kind: str
+    at_s: float
+    detail: str
+
+
+class TaskDetail(View):
+    """One task with its history."""
+
+    task: TaskView
+    events: list[EventView]
+
+
+class ServerView(View):
+    """One environment server."""
+
+    name: str
+    state: str
+    pid: int
+    tasks: int
+
+
+class EnvironmentView(View):
+    """One registered environment."""
+
+    name: str
+    runtime: str
+    capacity: int
+    taken: int
+    limits: Limits
+    servers: list[ServerView]
+
+
+class CapacityView(View):
+    """Slots of one environment; starting and ending tasks are counted as taken."""
+
+    capacity: int
+    taken: int
+    free: int
+
+
+class HealthView(View):
+    """The gateway answers."""
+
+    status: str
+    replica: str
+
+
+def make_router(service: TaskService, owners: Owners) -> APIRouter:
+    """The routes of the views."""
+    router = APIRouter()
+
+    def owner_of(request: Request) -> str:
+        header = request.headers.get("authorization")
+        return owners.owner(None if header is None else header.encode("latin-1"))
+
+    @router.get("/healthz", tags=["operation"])
+    async def healthz() -> HealthView:
+        """Whether the gateway answers; needs no token."""
+        return HealthView(status="ok", replica=service.replica)
+
+    @router.get("/tasks", tags=["tasks"])
+    async def tasks(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        after: Annotated[str | None, Query(max_length=128)] = None,
+        state: TaskState | None = None,
+        environment: Annotated[str | None, Query(max_length=128)] = None,
+    ) -> TaskPage:
+        """Your tasks, newest first."""
+        owner = owner_of(request)
+        page = await service.tasks(owner, limit=limit, after=after, state=state, environment=environment)
+        return TaskPage(tasks=page, next=page[-1].task_id if len(page) == limit else None)
+
+    @router.get("/tasks/{task_id}", tags=["tasks"])
+    async def task(request: Request, task_id: str) -> TaskDetail:
+        """One of your tasks, with its history."""
+        owner = owner_of(request)
+        view = await service.task(owner, task_id)
+        history = await service.history(owner, task_id)
+        events = [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
+        return TaskDetail(task=view, events=events)
+
+    @router.get("/environments", tags=["environments"])
+    async def environments(request: Request) -> list[EnvironmentView]:
+        """The registered environments and their servers."""
+        owner_of(request)
+        return [
+            EnvironmentView(
+                name=name,
+                runtime=fleet.spec.runtime,
+                capacity=fleet.capacity,
+                taken=fleet.taken,
+                limits=fleet.spec.all_limits,
+                servers=[ServerView(name=n, state=s, pid=p, tasks=t) for n, s, p, t in fleet.servers()],
+            )
+            for name, fleet in service.fleets.items()
+        ]
+
+    @router.get("/capacity", tags=["environments"])
+    async def capacity(request: Request) -> dict[str, CapacityView]:
+        """Free slots by environment."""
+        owner_of(request)
+        return {
+            name: CapacityView(capacity=f.capacity, taken=f.taken, free=max(0, f.capacity - f.taken))
+            for name, f in service.fleets.items()
+        }
+
+    return router

@@ -1,0 +1,131 @@
+"""The gateway's tables. SQL is the truth: what is not in these rows has not happened.
+
+No foreign key leaves these tables, and the trainer's tables may live in the same database.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Float, Index, Integer, LargeBinary, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Base of the gateway's tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+
+
+class TaskRow(Base):
+    """One attempt of one task.
+
+    A clock is `<name>_limit_s` and `<name>_consumed_s`; all clocks that run began to run at `since_s`, and which run
+    follows from `state`. `due_s` is derived from them at every write so that the sweep finds overdue rows by an index.
+    """
+
+    __tablename__ = "tasks"
+    __table_args__ = (
+        UniqueConstraint("owner", "key", "attempt"),
+        Index("ix_tasks_due_s", "due_s"),
+        Index("ix_tasks_owner_task_id", "owner", "task_id"),
+    )
+
+    task_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(128))
+    environment: Mapped[str] = mapped_column(String(128))
+    key: Mapped[str] = mapped_column(String(512))
+    attempt: Mapped[int] = mapped_column(Integer)
+    kind: Mapped[str] = mapped_column(String(8))
+    created_s: Mapped[float] = mapped_column(Float)
+    state: Mapped[str] = mapped_column(String(16))
+    turn: Mapped[int] = mapped_column(Integer)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    version: Mapped[int] = mapped_column(BigInteger)
+    due_s: Mapped[float] = mapped_column(Float)
+    since_s: Mapped[float] = mapped_column(Float)
+    start_limit_s: Mapped[float] = mapped_column(Float)
+    start_consumed_s: Mapped[float] = mapped_column(Float)
+    idle_limit_s: Mapped[float] = mapped_column(Float)
+    idle_consumed_s: Mapped[float] = mapped_column(Float)
+    turn_limit_s: Mapped[float] = mapped_column(Float)
+    turn_consumed_s: Mapped[float] = mapped_column(Float)
+    active_limit_s: Mapped[float] = mapped_column(Float)
+    active_consumed_s: Mapped[float] = mapped_column(Float)
+    end_limit_s: Mapped[float] = mapped_column(Float)
+    end_consumed_s: Mapped[float] = mapped_column(Float)
+    instance: Mapped[str] = mapped_column(String(128))
+    peer_task: Mapped[str] = mapped_column(String(128))
+    released: Mapped[int] = mapped_column(Integer)
+    reward: Mapped[float | None] = mapped_column(Float)
+    outcome: Mapped[bytes | None] = mapped_column(LargeBinary)
+    metrics: Mapped[bytes | None] = mapped_column(LargeBinary)
+    detail: Mapped[str] = mapped_column(Text)
+
+
+class StartRow(Base):
+    """What a task was started with, and its first observation once there is one. Apart from `tasks`, whose rows are
+    rewritten at every turn."""
+
+    __tablename__ = "task_starts"
+
+    task_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    request: Mapped[bytes] = mapped_column(LargeBinary)
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+class TurnRow(Base):
+    """One turn: the intent (action, before it goes out) and the result (answer, before it is given)."""
+
+    __tablename__ = "turns"
+
+    task_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    turn: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    action: Mapped[bytes] = mapped_column(LargeBinary)
+    acted_s: Mapped[float] = mapped_column(Float)
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+    answered_s: Mapped[float | None] = mapped_column(Float)
+
+
+class EventRow(Base):
+    """One line of a task's history, for people and for tests; turns are in `turns`."""
+
+    __tablename__ = "task_events"
+    __table_args__ = (Index("ix_task_events_task_id", "task_id"),)
+
+    # SQLite numbers rows by itself only where the key's type is exactly INTEGER.
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+    task_id: Mapped[str] = mapped_column(String(64))
+    at_s: Mapped[float] = mapped_column(Float)
+    kind: Mapped[str] = mapped_column(String(32))
+    detail: Mapped[str] = mapped_column(Text)
+
+
+class InstanceRow(Base):
+    """One environment server, written before it is created, so that a crash leaves nothing without a name."""
+
+    __tablename__ = "instances"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    environment: Mapped[str] = mapped_column(String(128))
+    runtime: Mapped[str] = mapped_column(String(32))
+    replica: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    incarnation: Mapped[str] = mapped_column(String(128))
+    pid: Mapped[int] = mapped_column(Integer)
+    created_s: Mapped[float] = mapped_column(Float)
+    detail: Mapped[str] = mapped_column(Text)
+
+
+class ReplicaRow(Base):
+    """One run of a gateway process; `seen_s` is its heartbeat, from which outages are known."""
+
+    __tablename__ = "replicas"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    started_s: Mapped[float] = mapped_column(Float)
+    seen_s: Mapped[float] = mapped_column(Float)

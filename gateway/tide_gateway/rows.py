@@ -1,0 +1,133 @@
+"""From frozen tasks to rows and back, and the frozen write orders that the committer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tide_gateway.lifecycle import Task, due_s
+from tide_sdk import codec
+from tide_sdk.clocks import RUNNING, ClockName, ClockState, TaskState
+from tide_sdk.wire import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An action that is about to go out."""
+
+    turn: int
+    action: bytes
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to an action."""
+
+    turn: int
+    answer: bytes
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a task's history."""
+
+    kind: str
+    at_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One task's next row and what belongs to it; all of it is committed, or nothing.
+
+    Attributes:
+        after: the task as it shall be; its `version` is one above the stored one.
+        request: the start's body, for a task that is new.
+        first: the first observation, with the commit that ends the start.
+    """
+
+    after: Task
+    request: bytes | None = None
+    first: bytes | None = None
+    intent: Intent | None = None
+    result: Result | None = None
+    events: tuple[Event, ...] = ()
+
+
+def mutable_columns(task: Task) -> dict[str, Any]:
+    """The columns that change during a task's life; limits are not among them."""
+    clocks = task.clocks
+    running = RUNNING[task.state]
+    since = next((clocks[name].running_since_s for name in running), None)
+    return {
+        "state": task.state.value,
+        "turn": task.turn,
+        "epoch": task.epoch,
+        "version": task.version,
+        "due_s": due_s(task),
+        "since_s": since if since is not None else 0.0,
+        "start_consumed_s": clocks[ClockName.START].consumed_s,
+        "idle_consumed_s": clocks[ClockName.IDLE].consumed_s,
+        "turn_consumed_s": clocks[ClockName.TURN].consumed_s,
+        "active_consumed_s": clocks[ClockName.ACTIVE].consumed_s,
+        "end_consumed_s": clocks[ClockName.END].consumed_s,
+        "instance": task.instance,
+        "peer_task": task.peer_task,
+        "released": int(task.released),
+        "reward": task.reward,
+        "outcome": None if task.outcome is None else codec.dumps(task.outcome.model_dump(mode="json")),
+        "metrics": codec.dumps(dict(task.metrics)) if task.metrics else None,
+        "detail": task.detail,
+    }
+
+
+def all_columns(task: Task) -> dict[str, Any]:
+    """Every column of a task."""
+    limits = {f"{name.value}_limit_s": clock.limit_s for name, clock in task.clocks.items()}
+    fixed = {
+        "task_id": task.task_id,
+        "owner": task.owner,
+        "environment": task.environment,
+        "key": task.key,
+        "attempt": task.attempt,
+        "kind": task.kind,
+        "created_s": task.created_s,
+    }
+    return fixed | limits | mutable_columns(task)
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task in a row of `tasks`."""
+    state = TaskState(row["state"])
+    clocks = {
+        name: ClockState(
+            limit_s=row[f"{name.value}_limit_s"],
+            consumed_s=row[f"{name.value}_consumed_s"],
+            running_since_s=row["since_s"] if name in RUNNING[state] else None,
+        )
+        for name in ClockName
+    }
+    return Task(
+        task_id=row["task_id"],
+        owner=row["owner"],
+        environment=row["environment"],
+        key=row["key"],
+        attempt=row["attempt"],
+        kind=row["kind"],
+        state=state,
+        clocks=clocks,
+        created_s=row["created_s"],
+        turn=row["turn"],
+        epoch=row["epoch"],
+        version=row["version"],
+        instance=row["instance"],
+        peer_task=row["peer_task"],
+        reward=row["reward"],
+        metrics=codec.loads(row["metrics"]) if row["metrics"] else {},
+        outcome=None if row["outcome"] is None else Outcome.model_validate_json(row["outcome"]),
+        released=bool(row["released"]),
+        detail=row["detail"],
+    )

@@ -1,0 +1,172 @@
+"""Runs the gateway: binds, migrates, opens the service, serves, and stops it whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from tide_gateway.app import GatewayApp
+from tide_gateway.auth import Owners
+from tide_gateway.database import Database, FileLock, sqlite_url
+from tide_gateway.migrations import SECTION, migrate
+from tide_gateway.repository import Repository
+from tide_gateway.runtimes import Runtime
+from tide_gateway.runtimes.fake import FakeRuntime
+from tide_gateway.runtimes.process import ProcessRuntime
+from tide_gateway.service.tasks import TaskService
+from tide_gateway.settings import GatewaySettings, SettingsError, check_bind
+from tide_gateway.timekeeping import WallTime
+from tide_sdk import codec
+
+DRAIN_S = 4.0
+# Longer than any client keeps an idle connection, so that it is the client that closes it.
+KEEP_ALIVE_S = 75
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `tide-gateway serve` was told.
+
+    Attributes:
+        port: 0 takes a free one.
+        announce: file that gets `{"url", "pid"}` once requests are answered.
+    """
+
+    host: str
+    port: int
+    database: str
+    announce: Path | None
+    log_level: str
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that announces itself and leaves signals to us."""
+
+    def __init__(self, config: uvicorn.Config, url: str, announce: Path | None) -> None:
+        super().__init__(config)
+        self._url = url
+        self._announce = announce
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Nothing: our handlers stay for the whole stop, which uvicorn's would not."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, then tell whoever waits for it."""
+        await super().startup(sockets)
+        log.info("serving on %s", self._url)
+        if self._announce is not None:
+            _announce(self._announce, self._url)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        SettingsError: the address cannot be used.
+    """
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        family = socket.AF_INET
+    # With protocol 0 asyncio would not set TCP_NODELAY, and each answer would wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        words = error.strerror if isinstance(error, OSError) else "not a port"
+        raise SettingsError(f"--host {host} --port {port}: cannot listen: {words}; choose another, or 0") from error
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
+    """Serve until SIGINT or SIGTERM; everything is stopped when this returns.
+
+    Raises:
+        SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
+    """
+    check_bind(options.host, settings)
+    url = sqlite_url(options.database)
+    path = Path(os.path.abspath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
+    lock = FileLock(path.with_name(path.name + ".lock"))
+    listener = bind(options.host, options.port)
+    try:
+        lock.take()
+        await asyncio.to_thread(migrate, SECTION, url)
+        await _run(settings, options, Database(url), path, listener)
+    finally:
+        listener.close()
+        lock.free()
+
+
+async def _run(
+    settings: GatewaySettings, options: ServeOptions, database: Database, path: Path, listener: socket.socket
+) -> None:
+    runtimes: dict[str, Runtime] = {
+        "process": ProcessRuntime(settings.process_environment, path.with_name(path.stem + "-logs")),
+        "fake": FakeRuntime(),
+    }
+    service = TaskService(settings.environments, runtimes, Repository(database), WallTime())
+    server = _make_server(GatewayApp(service, Owners(settings.tokens)), options, listener)
+
+    def stop() -> None:
+        # First no new starts, then no new connections. A second signal changes nothing: the stop is bounded.
+        service.stop_starts()
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await service.open()
+        await server.serve(sockets=[listener])
+    finally:
+        await service.stop(drain_s=0.5)
+        await database.close()
+        if options.announce is not None:
+            options.announce.unlink(missing_ok=True)
+        log.info("stopped")
+
+
+def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket) -> _Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=options.log_level,
+        access_log=False,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(DRAIN_S),
+        backlog=4096,
+    )
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return _Server(config, url, options.announce)
+
+
+def _announce(path: Path, url: str) -> None:
+    # Written beside and renamed: a reader never sees half of it.
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(codec.dumps({"url": url, "pid": os.getpid()}))
+    part.replace(path)

@@ -1,0 +1,74 @@
+"""Bodies of the contract from stored tasks: pure, and lean where they are made once per turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from tide_gateway.lifecycle import Task, wire_clocks
+from tide_sdk import codec
+from tide_sdk.wire import TaskView
+
+
+def with_clocks(stored: bytes, task: Task, now_s: float) -> bytes:
+    """A stored answer, a JSON object that is not empty, with the clocks as they stand now."""
+    return b'%b,"clocks":%b}' % (stored[:-1], codec.dumps(wire_clocks(task, now_s)))
+
+
+def epoch_answer(task: Task, now_s: float) -> bytes:
+    """The answer of `/pause` and `/resume`."""
+    return codec.dumps({"state": task.state.value, "epoch": task.epoch, "clocks": wire_clocks(task, now_s)})
+
+
+def end_answer(task: Task, now_s: float) -> bytes:
+    """The answer of `/end`."""
+    outcome = task.outcome.model_dump(mode="json") if task.outcome else {"kind": "aborted"}
+    return codec.dumps(
+        {
+            "reward": task.reward,
+            "metrics": dict(task.metrics),
+            "turns": task.turn,
+            "clocks": wire_clocks(task, now_s),
+            "outcome": outcome,
+        }
+    )
+
+
+def view(task: Task, now_s: float) -> TaskView:
+    """The task as `GET /tasks` shows it."""
+    return TaskView(
+        task_id=task.task_id,
+        environment=task.environment,
+        key=task.key,
+        attempt=task.attempt,
+        kind=cast("Any", task.kind),
+        state=task.state,
+        turn=task.turn,
+        epoch=task.epoch,
+        reward=task.reward,
+        outcome=task.outcome,
+        clocks=cast("Any", wire_clocks(task, now_s)),
+        created_at=datetime.fromtimestamp(task.created_s, UTC).isoformat(),
+    )
+
+
+def same_json(a: Any, b: Any) -> bool:
+    """True if two parsed JSON values are equal; true is not 1, and 1 is 1.0. Any depth."""
+    pairs = [(a, b)]
+    while pairs:
+        x, y = pairs.pop()
+        if isinstance(x, bool) or isinstance(y, bool):
+            if x is not y:
+                return False
+        elif isinstance(x, Mapping) and isinstance(y, Mapping):
+            if x.keys() != y.keys():
+                return False
+            pairs.extend((x[key], y[key]) for key in x)
+        elif isinstance(x, list) and isinstance(y, list):
+            if len(x) != len(y):
+                return False
+            pairs.extend(zip(x, y, strict=True))
+        elif isinstance(x, (Mapping, list)) or isinstance(y, (Mapping, list)) or x != y:
+            return False
+    return True
