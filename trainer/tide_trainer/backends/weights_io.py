@@ -47,10 +47,13 @@ def open_tensors(path: str | Path) -> Iterator[dict[str, RawTensor]]:
             raise WeightsDiffer(f"{path}: not a safetensors file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             view = memoryview(mapped)
-            tensors = _parse(path, view)
+            tensors: dict[str, RawTensor] = {}
             try:
+                for name, dtype, shape, begin, end in _entries(path, view):
+                    tensors[name] = RawTensor(dtype, shape, view[begin:end])
                 yield tensors
             finally:
+                # The mapping cannot be closed under a view, and an error's traceback keeps views alive.
                 for tensor in tensors.values():
                     tensor.data.release()
                 view.release()
@@ -83,22 +86,23 @@ def check_names(present: object, wanted: object, where: str) -> None:
         raise WeightsDiffer(f"{where} lacks {_some(missing)} and has beyond the update {_some(extra)}")
 
 
-def _parse(path: str | Path, view: memoryview) -> dict[str, RawTensor]:
-    length = int.from_bytes(view[:8], "little")
+def _entries(path: str | Path, view: memoryview) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    length = int.from_bytes(bytes(view[:8]), "little")
     if length > min(_MAX_HEADER_BYTES, len(view) - 8):
         raise WeightsDiffer(f"{path}: not a whole safetensors file")
+    entries: list[tuple[str, str, tuple[int, ...], int, int]] = []
     try:
         header = json.loads(bytes(view[8 : 8 + length]))
         header.pop("__metadata__", None)
-        tensors: dict[str, RawTensor] = {}
         for name, entry in header.items():
             begin, end = (8 + length + offset for offset in entry["data_offsets"])
-            if not 8 + length <= begin <= end <= len(view):
-                raise WeightsDiffer(f"{path}: tensor {name} lies outside the file; it was cut off")
-            tensors[name] = RawTensor(entry["dtype"], tuple(entry["shape"]), view[begin:end])
+            entries.append((name, str(entry["dtype"]), tuple(entry["shape"]), begin, end))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsDiffer(f"{path}: not a safetensors header ({error})") from error
-    return tensors
+    outside = [name for name, _, _, begin, end in entries if not 8 + length <= begin <= end <= len(view)]
+    if outside:
+        raise WeightsDiffer(f"{path}: {_some(outside)} outside the file; it was cut off")
+    return entries
 
 
 def _some(names: list[str]) -> str:
