@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NoReturn
 
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, ClockState, TaskState, enter, first_expired, new_clocks
@@ -104,12 +105,10 @@ class ServedTask:
                 info = StartInfo(request.task or {}, request.seed, request.split, request.kind)
                 messages, tools = await self._instance.start(info)
         except TimeoutError:
-            self._expire(ClockName.START)
-            raise TideError("expired", "the start clock expired", clock="start") from None
+            await self._fail_start(self._expire(ClockName.START))
         except TideError as error:
-            self.start_failed = True
             self._cut(Outcome(kind="failed", reason=error.detail), error)
-            raise
+            await self._fail_start(error)
         except asyncio.CancelledError:
             if self._outcome is None:
                 raise
@@ -119,6 +118,13 @@ class ServedTask:
         limits = {name.value: limit_s for name, limit_s in self._limits.items()}
         answer = {"task_id": self.task_id, "turn": 0, "messages": messages, "tools": tools, "limits": limits}
         return codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())})
+
+    async def _fail_start(self, error: TideError) -> NoReturn:
+        # Answered only once the place is free, so that the caller's next try finds it.
+        self.start_failed = True
+        assert self._closing is not None
+        await asyncio.shield(self._closing)
+        raise error
 
     async def observe(self, turn: int, body: bytes, message: Message) -> bytes:
         """Take an action, or answer it from the record; a caller that goes away does not stop the action.
@@ -244,11 +250,11 @@ class ServedTask:
             if clock is not None:
                 self._expire(clock)
 
-    def _expire(self, clock: ClockName) -> None:
+    def _expire(self, clock: ClockName) -> TideError:
         code = "turn_expired" if clock is ClockName.TURN else "expired"
         error = TideError(code, f"the {clock.value} clock expired", clock=clock.value)
-        self.start_failed = clock is ClockName.START
         self._cut(Outcome(kind="expired", clock=clock), error)
+        return error
 
     def _cut(self, outcome: Outcome, error: TideError) -> None:
         self._outcome = outcome
