@@ -5,10 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 
-EXTRAS_ONLY = (
-    "alembic aiosqlite fastapi httptools jinja2 minigrid numpy orjson rich safetensors sqlalchemy starlette tokenizers torch "
-    "transformers uvloop vllm"
-).split()
+EXTRAS_ONLY = [
+    "alembic",
+    "aiosqlite",
+    "fastapi",
+    "httptools",
+    "jinja2",
+    "minigrid",
+    "numpy",
+    "orjson",
+    "rich",
+    "safetensors",
+    "sqlalchemy",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvloop",
+    "vllm",
+]
 # Shared by the two services, which have its extras; see its docstring.
 NEEDS_AN_EXTRA = ("tide_sdk.migrations",)
 
