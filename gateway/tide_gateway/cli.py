@@ -35,14 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sqlalchemy.exc import OperationalError
 
     from tide_gateway.database import DatabaseError
-    from tide_gateway.migrations import DatabaseTooNew
     from tide_gateway.settings import SettingsError
+    from tide_sdk.migrations import DatabaseTooNew
 
     commands = {"serve": _serve, "migrate": _migrate, "environments": _environments}
     try:
         return commands[arguments.command](arguments)
-    except (SettingsError, DatabaseError, DatabaseTooNew) as error:
+    except (SettingsError, DatabaseError) as error:
         print(f"tide-gateway: {error}", file=sys.stderr)
+    except DatabaseTooNew as error:
+        print(f"tide-gateway: database: {error}", file=sys.stderr)
     except OperationalError as error:
         print(f"tide-gateway: database: {error.orig}; check --database", file=sys.stderr)
     return 2
@@ -78,10 +80,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _migrate(arguments: argparse.Namespace) -> int:
     from tide_gateway.database import sqlite_url
-    from tide_gateway.migrations import SECTION, migrate
+    from tide_sdk.migrations import migrate
 
     url = sqlite_url(arguments.database)
-    print(f"{url}: at revision {', '.join(migrate(SECTION, url))}")
+    print(f"{url}: at revision {', '.join(migrate('gateway', url))}")
     return 0
 
 

@@ -120,8 +120,7 @@ def overdue(task: Task, now_s: float) -> ClockName | None:
 
 def remaining_s(task: Task, now_s: float) -> float:
     """Seconds until the first running clock of the task runs out; `ASLEEP_S` when none runs."""
-    running = RUNNING[task.state]
-    return min((task.clocks[name].remaining(now_s) for name in running), default=ASLEEP_S)
+    return min((task.clocks[name].remaining(now_s) for name in RUNNING[task.state]), default=ASLEEP_S)
 
 
 def due_s(task: Task) -> float:

@@ -69,7 +69,7 @@ class TaskRow(Base):
 
 class StartRow(Base):
     """What a task was started with, and its first observation once there is one. Apart from `tasks`, whose rows are
-    rewritten at every turn."""
+    rewritten at every turn. Large bodies are references (`tide_gateway.blobs`)."""
 
     __tablename__ = "task_starts"
 

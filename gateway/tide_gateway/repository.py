@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
+from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database
 from tide_gateway.lifecycle import ENDED_S, Task
 from tide_gateway.models import EventRow, InstanceRow, ReplicaRow, StartRow, TaskRow, TurnRow
@@ -79,8 +80,8 @@ class Instance:
     detail: str
 
 
-def write_group(connection: Connection, changes: Sequence[Change]) -> None:
-    """Write all changes in the caller's transaction.
+def write_group(connection: Connection, changes: Sequence[Change], blobs: BlobStore) -> None:
+    """Write all changes in the caller's transaction; large bodies go to `blobs` first.
 
     Raises:
         _Stale: a row's version does not match; the caller rolls back.
@@ -89,7 +90,7 @@ def write_group(connection: Connection, changes: Sequence[Change]) -> None:
     old = [change for change in changes if change.request is None]
     if new:
         connection.execute(_TASK_INSERT, [all_columns(change.after) for change in new])
-        rows = [{"task_id": c.after.task_id, "request": c.request, "answer": None} for c in new]
+        rows = [{"task_id": c.after.task_id, "request": blobs.put(c.request or b""), "answer": None} for c in new]
         connection.execute(_START_INSERT, rows)
     if old:
         updates = [
@@ -97,10 +98,10 @@ def write_group(connection: Connection, changes: Sequence[Change]) -> None:
         ]
         if connection.execute(_TASK_UPDATE, updates).rowcount != len(old):
             raise _Stale
-    _write_parts(connection, changes)
+    _write_parts(connection, changes, blobs)
 
 
-def _write_parts(connection: Connection, changes: Sequence[Change]) -> None:
+def _write_parts(connection: Connection, changes: Sequence[Change], blobs: BlobStore) -> None:
     intents: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     firsts: list[dict[str, Any]] = []
@@ -108,13 +109,13 @@ def _write_parts(connection: Connection, changes: Sequence[Change]) -> None:
     for change in changes:
         task_id = change.after.task_id
         if change.intent is not None:
-            row = {"turn": change.intent.turn, "action": change.intent.action, "acted_s": change.intent.at_s}
+            row = {"turn": change.intent.turn, "action": blobs.put(change.intent.action), "acted_s": change.intent.at_s}
             intents.append({"task_id": task_id, "answer": None, "answered_s": None} | row)
         if change.result is not None:
-            row = {"answer": change.result.answer, "answered_s": change.result.at_s}
+            row = {"answer": blobs.put(change.result.answer), "answered_s": change.result.at_s}
             results.append({"b_task_id": task_id, "b_turn": change.result.turn} | row)
         if change.first is not None:
-            firsts.append({"b_task_id": task_id, "answer": change.first})
+            firsts.append({"b_task_id": task_id, "answer": blobs.put(change.first)})
         for event in change.events:
             events.append({"task_id": task_id, "at_s": event.at_s, "kind": event.kind, "detail": event.detail})
     for statement, rows in (
@@ -132,10 +133,12 @@ class Repository:
 
     Args:
         database: where the tables are.
+        blobs: where large bodies are.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, blobs: BlobStore) -> None:
         self._database = database
+        self._blobs = blobs
 
     async def apply(self, changes: Sequence[Change]) -> list[Exception | None]:
         """Commit a group of changes; the result has one entry per change, None where it was committed.
@@ -144,14 +147,14 @@ class Repository:
         own, so that only the one at fault fails.
         """
         try:
-            await self._database.write(lambda connection: write_group(connection, changes))
+            await self._database.write(lambda connection: write_group(connection, changes, self._blobs))
         except Exception:  # noqa: BLE001 (found again, and reported, for the one change that caused it)
             return [await self._apply_one(change) for change in changes]
         return [None] * len(changes)
 
     async def _apply_one(self, change: Change) -> Exception | None:
         try:
-            await self._database.write(lambda connection: write_group(connection, [change]))
+            await self._database.write(lambda connection: write_group(connection, [change], self._blobs))
         except _Stale:
             return Conflict(change.after.task_id)
         except Exception as error:  # noqa: BLE001 (handed to the waiter of this change)
@@ -178,14 +181,14 @@ class Repository:
     async def start_of(self, task_id: str) -> StoredStart | None:
         """What a task was started with."""
         statement = select(StartRow.request, StartRow.answer).where(StartRow.task_id == task_id)
-        row = await self._database.read(lambda c: c.execute(statement).first())
-        return None if row is None else StoredStart(row[0], row[1])
+        pair = await self._database.read(lambda c: self._pair(c.execute(statement).first()))
+        return None if pair is None else StoredStart(*pair)
 
     async def turn_of(self, task_id: str, turn: int) -> StoredTurn | None:
         """One turn of a task."""
         statement = select(TurnRow.action, TurnRow.answer).where(TurnRow.task_id == task_id, TurnRow.turn == turn)
-        row = await self._database.read(lambda c: c.execute(statement).first())
-        return None if row is None else StoredTurn(row[0], row[1])
+        pair = await self._database.read(lambda c: self._pair(c.execute(statement).first()))
+        return None if pair is None else StoredTurn(*pair)
 
     async def tasks(
         self, owner: str, *, limit: int, after: str | None, state: TaskState | None, environment: str | None
@@ -272,3 +275,9 @@ class Repository:
         """Write this replica's heartbeat."""
         beat = update(ReplicaRow).where(ReplicaRow.name == name).values(seen_s=now_s)
         await self._database.write(lambda c: c.execute(beat))
+
+    def _pair(self, row: Any) -> tuple[bytes, bytes | None] | None:
+        """A body that is always there and one that may not be, read in the reader's thread."""
+        if row is None:
+            return None
+        return self._blobs.get(row[0]), None if row[1] is None else self._blobs.get(row[1])

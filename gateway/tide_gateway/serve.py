@@ -17,8 +17,8 @@ import uvicorn
 
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
+from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database, FileLock, sqlite_url
-from tide_gateway.migrations import SECTION, migrate
 from tide_gateway.repository import Repository
 from tide_gateway.runtimes import Runtime
 from tide_gateway.runtimes.fake import FakeRuntime
@@ -27,6 +27,7 @@ from tide_gateway.service.tasks import TaskService
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind
 from tide_gateway.timekeeping import WallTime
 from tide_sdk import codec
+from tide_sdk.migrations import migrate
 
 DRAIN_S = 4.0
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
@@ -109,7 +110,7 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
     listener = bind(options.host, options.port)
     try:
         lock.take()
-        await asyncio.to_thread(migrate, SECTION, url)
+        await asyncio.to_thread(migrate, "gateway", url)
         await _run(settings, options, Database(url), path, listener)
     finally:
         listener.close()
@@ -123,7 +124,12 @@ async def _run(
         "process": ProcessRuntime(settings.process_environment, path.with_name(path.stem + "-logs")),
         "fake": FakeRuntime(),
     }
-    service = TaskService(settings.environments, runtimes, Repository(database), WallTime())
+    service = TaskService(
+        settings.environments,
+        runtimes,
+        Repository(database, BlobStore(path.with_name(path.stem + "-blobs"))),
+        WallTime(),
+    )
     server = _make_server(GatewayApp(service, Owners(settings.tokens)), options, listener)
 
     def stop() -> None:
