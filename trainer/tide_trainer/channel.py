@@ -14,16 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tide_trainer.channel_end import (
-    HELLO,
-    Channel,
-    ChannelClosed,
-    ChannelError,
-    ChannelFull,
-    ChannelTimeout,
-    Handler,
-    PeerError,
-)
+from tide_trainer.channel_end import HELLO, Channel, Handler
+from tide_trainer.channel_errors import ChannelClosed, ChannelError, ChannelFull, ChannelTimeout, PeerError
 
 __all__ = [
     "Channel",

@@ -18,40 +18,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tide_sdk import codec
+from tide_trainer.channel_errors import ChannelClosed, ChannelFull, ChannelTimeout, PeerError
 
 _LOG = logging.getLogger(__name__)
 EVENT, REQUEST, REPLY, ERROR, HELLO = range(5)
 
 Handler = Callable[[Any], Any]
 """Takes the payload. An event's returns nothing; a request's returns the reply's payload, or an awaitable of it."""
-
-
-class ChannelError(Exception):
-    """A channel could not carry a message; the subclass says why."""
-
-
-class ChannelClosed(ChannelError):
-    """The channel is closed: the peer ended, or either side closed it."""
-
-
-class ChannelFull(ChannelError):
-    """The peer does not read: `max_buffered_bytes` wait already."""
-
-
-class ChannelTimeout(ChannelError):
-    """A request was not answered within its deadline; the peer may have acted."""
-
-
-class PeerError(ChannelError):
-    """The peer answered a request with an error.
-
-    A request's handler raises it to refuse with a code of its own; any other exception becomes code `internal`.
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
 
 
 class Channel(asyncio.Protocol):
@@ -211,11 +184,23 @@ class Channel(asyncio.Protocol):
             self._break(f"the peer sent a frame of unknown kind {kind!r}")
 
     def _event(self, name: str, payload: Any) -> None:
-        try:
-            self._handlers[name](payload)
-        except Exception:  # noqa: BLE001 - the boundary: one bad event must not take down the channel of all tasks
+        handler = self._handlers.get(name)
+        if handler is None:
             self.num_handler_errors += 1
-            _LOG.exception("the handler of event %r from %s failed", name, self.peer)
+            _LOG.warning(
+                "no handler for event %r from %s; it is dropped, and later ones without a word", name, self.peer
+            )
+            self._handlers[name] = _drop
+            return
+        try:
+            handler(payload)
+        except PeerError as error:  # for example a grant that crossed with the call's end
+            _LOG.info("event %r from %s refused: %s", name, self.peer, error)
+        except Exception as error:  # noqa: BLE001 - the boundary: one bad event must not take down the channel of all tasks
+            self.num_handler_errors += 1
+            if name not in self._handlers:
+                self._handlers[name] = _drop  # told once
+            _LOG.error("the handler of event %r from %s failed", name, self.peer, exc_info=error)
 
     def _request(self, number: int, name: str, payload: Any) -> None:
         try:
@@ -293,3 +278,6 @@ class Channel(asyncio.Protocol):
                 reply.set_exception(ChannelClosed(reason))
         for task in self._running:
             task.cancel()
+
+
+def _drop(_: Any) -> None: ...

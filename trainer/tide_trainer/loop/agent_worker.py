@@ -1,0 +1,251 @@
+"""`python -m tide_trainer.loop.agent_worker`: a process that plays many tasks with one agent.
+
+    main --run--> worker --POST /start--> gateway          started {session, task_id} --> main
+                    | agent: generate (router) and step (gateway), turn after turn
+                    +------------------------------------- done {session, outcome, reward, turns, ...} --> main
+
+| from main | payload |
+| --- | --- |
+| run (event) | {session, api_key, spec, router_url, model, footprint_token?}; spec has the fields of `TaskSpec` |
+| abort (event) | {session}: the task is cancelled and ended at the gateway; no `done` follows |
+| stats (request) | {} -> {tasks, num_done, lag_max_s, cpu_s} |
+
+Waits for: the engine (through the router's held calls) and environments. At most `--max-tasks` run at once, more wait
+in order. The process ends with its channel, or on SIGTERM; all its tasks are then ended at the gateway, in parallel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import uvloop
+
+from tide_sdk import codec
+from tide_sdk.agents import Agent, AgentResult, load_agent
+from tide_sdk.client import GatewayClient
+from tide_sdk.clocks import ClockName
+from tide_sdk.context import AgentContext
+from tide_sdk.footprints import FootprintReporter
+from tide_sdk.model import ModelEndpoint
+from tide_sdk.outcomes import TaskResult, TaskSpec
+from tide_sdk.runner import run_task
+from tide_sdk.wire import StartResponse
+from tide_trainer.channel import Channel, connect_channel
+from tide_trainer.loop_lag import BlockedLoop, LoopLag
+from tide_trainer.settings import gateway_token
+
+_LOG = logging.getLogger(__name__)
+STOP_LIMIT_S = 8.0
+"""Seconds in which the tasks are ended at the gateway when the process stops; what is left falls to the idle clocks."""
+LAG_REPORTED_S = 1.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the agent's context was, for the messages in the account."""
+
+    context: AgentContext | None = None
+
+
+class AgentWorker:
+    """Plays tasks with one agent.
+
+    Args:
+        agent: who plays.
+        gateway: where; closed by the caller.
+        channel: to the main process.
+        max_tasks: tasks at once.
+    """
+
+    def __init__(self, agent: Agent, gateway: GatewayClient, channel: Channel, *, max_tasks: int = 512) -> None:
+        self._agent = agent
+        self._gateway = gateway
+        self._channel = channel
+        self._slots = asyncio.Semaphore(max_tasks)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._endpoints: dict[tuple[str, str], ModelEndpoint] = {}
+        self._reporters: dict[tuple[str, str], FootprintReporter] = {}
+        self.lag = LoopLag()
+        self.num_done = 0
+        channel.handle("run", self.run)
+        channel.handle("abort", self.abort)
+        channel.handle("stats", self.stats)
+
+    def run(self, order: Mapping[str, Any]) -> None:
+        """Begin a task; a session that runs already is left as it is."""
+        session = str(order["session"])
+        if session in self._tasks:
+            _LOG.warning("session %s runs already", session)
+            return
+        task = asyncio.create_task(self._play(session, order), name=f"task {session}")
+        self._tasks[session] = task
+        task.add_done_callback(lambda _: self._tasks.pop(session, None))
+
+    def abort(self, order: Mapping[str, Any]) -> None:
+        """Cancel a task; it is ended at the gateway. Unknown sessions are over already."""
+        task = self._tasks.get(str(order["session"]))
+        if task is not None:
+            task.cancel()
+
+    def stats(self, _: Any) -> dict[str, Any]:
+        """The worker's own numbers; the largest event-loop lag is that since the last call."""
+        return {
+            "tasks": len(self._tasks),
+            "num_done": self.num_done,
+            "lag_max_s": self.lag.take_max_s(),
+            "cpu_s": time.process_time(),
+        }
+
+    async def close(self) -> int:
+        """Cancel all tasks and wait at most `STOP_LIMIT_S` until they are ended at the gateway; how many are not."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        late: set[asyncio.Task[None]] = set()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_LIMIT_S)
+        if late:
+            _LOG.error("%d tasks were not ended at the gateway within %s s", len(late), STOP_LIMIT_S)
+        for endpoint in self._endpoints.values():
+            await endpoint.aclose()
+        return len(late)
+
+    async def _play(self, session: str, order: Mapping[str, Any]) -> None:
+        seen = _Seen()
+        try:
+            async with self._slots:
+                result = await run_task(
+                    self._watched(seen),
+                    _spec(order["spec"]),
+                    self._gateway,
+                    self._endpoint(session, order),
+                    on_started=lambda started: self._started(session, started),
+                    reporter=self._reporter(order),
+                )
+        except Exception as error:  # noqa: BLE001 - the boundary: a bad order or rollout is data, not a crash
+            _LOG.exception("task %s could not be run", session)
+            result = TaskResult(None, "infrastructure", None, 0, error=f"{type(error).__name__}: {error}")
+        self.num_done += 1
+        self._done(session, result, seen.context.messages if seen.context is not None else [])
+
+    def _watched(self, seen: _Seen) -> Agent:
+        async def play(ctx: AgentContext) -> AgentResult:
+            seen.context = ctx
+            try:
+                return await self._agent(ctx)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Raised in a task these end the whole process, and with it everyone's tasks.
+                raise RuntimeError(f"the agent raised {type(error).__name__}") from error
+
+        return Agent(self._agent.name, play)
+
+    def _endpoint(self, session: str, order: Mapping[str, Any]) -> ModelEndpoint:
+        router_url, model = str(order["router_url"]).rstrip("/"), str(order["model"])
+        url = f"{router_url}/sessions/{quote(session, safe='')}/v1"
+        shared = self._endpoints.get((router_url, model))
+        if shared is None:
+            shared = self._endpoints[router_url, model] = ModelEndpoint(url, model=model)
+        return shared.at(base_url=url, api_key=str(order["api_key"]))
+
+    def _reporter(self, order: Mapping[str, Any]) -> FootprintReporter | None:
+        token = order.get("footprint_token")
+        if token is None:
+            return None
+        key = (str(order["router_url"]), str(token))
+        if key not in self._reporters:
+            self._reporters[key] = FootprintReporter(key[0], token=key[1])
+        return self._reporters[key]
+
+    def _started(self, session: str, started: StartResponse) -> None:
+        if not self._channel.closed:
+            self._channel.notify("started", {"session": session, "task_id": started.task_id})
+
+    def _done(self, session: str, result: TaskResult, messages: list[dict[str, Any]]) -> None:
+        if self._channel.closed:
+            return
+        account: dict[str, Any] = {
+            "session": session,
+            "task_id": result.task_id,
+            "outcome": result.outcome,
+            "reward": result.reward,
+            "turns": result.turns,
+            "metrics": dict(result.metrics),
+            "error": result.error,
+            "messages": messages,
+        }
+        try:
+            self._channel.notify("done", account)
+        except codec.CodecError as error:
+            # The agent put something into its messages or metrics that is not JSON: its result still counts.
+            note = f"messages and metrics are left out: {error}"
+            told = f"{result.error}; {note}" if result.error else note
+            self._channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})
+
+
+def _spec(data: Mapping[str, Any]) -> TaskSpec:
+    limits = data.get("limits")
+    clocks = None if limits is None else {ClockName(name): float(value) for name, value in limits.items()}
+    return TaskSpec(**{**data, "limits": clocks})
+
+
+async def _report_lag(worker: AgentWorker, channel: Channel) -> None:
+    reported_s = 0.0
+    while True:
+        await asyncio.sleep(1.0)
+        if worker.lag.max_s > max(LAG_REPORTED_S, reported_s):
+            reported_s = worker.lag.max_s
+            _LOG.warning("the event loop was blocked for %.1f s: the agent must not block, use await", reported_s)
+            channel.notify("lag", {"max_s": reported_s})
+
+
+async def work(arguments: argparse.Namespace) -> None:
+    """Play tasks until SIGTERM or until the main process is gone."""
+    agent = load_agent(arguments.agent)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    channel = await connect_channel(arguments.control, name=arguments.name)
+    channel.on_close(lambda _: stop.set())
+    gateway = GatewayClient(arguments.gateway, token=gateway_token())
+    worker = AgentWorker(agent, gateway, channel, max_tasks=arguments.max_tasks)
+    watch = BlockedLoop(loop, arguments.max_block_s)
+    watch.start()
+    background = [asyncio.create_task(worker.lag.run()), asyncio.create_task(_report_lag(worker, channel))]
+    try:
+        await stop.wait()
+        if await worker.close():
+            logging.shutdown()
+            os._exit(1)  # what cannot end its task would keep the loop, and so the process, for half a minute more
+    finally:
+        watch.stop()
+        for task in background:
+            task.cancel()
+        channel.close()
+        await gateway.aclose()
+
+
+def main() -> None:
+    """Parse the command line and play."""
+    parser = argparse.ArgumentParser(prog="python -m tide_trainer.loop.agent_worker")
+    parser.add_argument("--control", required=True, metavar="SOCKET", help="channel of the main process")
+    parser.add_argument("--agent", required=True, metavar="MODULE:FUNCTION", help="an @agent function")
+    parser.add_argument("--gateway", required=True, metavar="URL", help="its token is taken from TIDE_GATEWAY_TOKEN")
+    parser.add_argument("--name", default="agent-worker", help="what the main process calls it")
+    parser.add_argument("--max-tasks", type=int, default=512, help="tasks at once; more wait in order")
+    parser.add_argument("--max-block-s", type=float, default=300.0, help="end if the agent blocks the loop for longer")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    uvloop.run(work(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""A call's way: planned, held until the main process grants a rank, generated, captured, answered.
+
+    plan -> call event -> [held] -> grant -> engine of the rank -> capture -> turn event -> answer
+               ^                                |
+               +---- call_failed event <--------+  rank lost or refusing: asked again, at most twice
+
+A held call waits for the main process's `grant` or `refuse`, bounded by `hold_timeout_s`; a granted one for the engine,
+bounded by `engine_timeout_s`. Every call that was announced ends with exactly one of the events `turn`, `call_failed`,
+`call_cancelled` (unless the main process refused it), so the main process can count granted calls without asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tide_trainer import types
+from tide_trainer.channel import PeerError
+from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
+from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, now_s
+from tide_trainer.router.renderer import Renderer, RenderError
+from tide_trainer.router.sessions import PlannedTurn, Reply, read_reply
+from tide_trainer.router.state import Grant, Limits, Session
+
+_LOG = logging.getLogger(__name__)
+MAX_ATTEMPTS = 3
+_REFUSED_STATUS = {
+    "context_length_exceeded": 400,
+    "rate_limit_exceeded": 429,
+    "session_ended": 410,
+    "session_closed": 410,
+}
+"""HTTP status of the main process's refusals; any other code is 503."""
+Notify = Callable[[str, dict[str, Any]], None]
+
+
+class Engine(Protocol):
+    """What a rank's client must do; `EngineClient` does."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: types.Sampling,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> types.Completion:
+        """Samples one completion."""
+        ...
+
+    async def aclose(self) -> None:
+        """Closes all connections."""
+        ...
+
+
+class Calls:
+    """Runs calls; holds no opinion on when."""
+
+    def __init__(self, renderer: Renderer, notify: Notify, limits: Limits, model: str) -> None:
+        self._renderer = renderer
+        self._notify = notify
+        self._limits = limits
+        self._model = model
+        self._ids = itertools.count(1)
+        self._held: dict[str, asyncio.Future[Grant]] = {}
+        self.ranks: dict[str, Engine] = {}
+        self.num_running = 0
+
+    @property
+    def num_held(self) -> int:
+        """Calls that wait for a grant."""
+        return len(self._held)
+
+    def grant(self, call: str, grant: Grant) -> None:
+        """Release a held call; with an unknown rank it fails and is asked again. Raises PeerError `unknown_call`."""
+        self._take(call).set_result(grant)
+
+    def refuse(self, call: str, code: str, message: str) -> None:
+        """Answer a held call with an error. Raises PeerError `unknown_call`."""
+        status = _REFUSED_STATUS.get(code, 503)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self._take(call).set_exception(ApiError(status, code, message, kind=kind))
+
+    async def run(self, session: Session, request: ChatRequest) -> Answer:
+        """One call from its arrival to its answer, in the session's order.
+
+        Raises:
+            ApiError: every failure, ready to be answered.
+        """
+        async with session.lock:
+            session.used_s = time.monotonic()
+            turn, sampling = self._plan(session, request)
+            for attempt in range(MAX_ATTEMPTS):
+                number = str(next(self._ids))
+                reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
+                if reply is not None:
+                    return self._answer(session, turn, number, *reply)
+            raise ApiError(
+                503, "engine_unavailable", f"{MAX_ATTEMPTS} ranks failed or refused this call", kind="server_error"
+            )
+
+    async def close(self) -> None:
+        """Close the engines' clients."""
+        await asyncio.gather(*(engine.aclose() for engine in self.ranks.values()))
+        self.ranks.clear()
+
+    def _plan(self, session: Session, request: ChatRequest) -> tuple[PlannedTurn, types.Sampling]:
+        try:
+            turn = session.capture.plan(request.messages, request.tools)
+        except RenderError as error:
+            raise ApiError(400, "template_refused", str(error), param="messages") from error
+        prompt_tokens = len(turn.prompt_ids)
+        room = session.max_context_tokens - prompt_tokens
+        # A limit that the agent set itself is kept or refused; the session's own is cut to what is left.
+        max_new = request.max_new_tokens or min(session.sampling.max_new_tokens, room)
+        if max_new > room or room < 1:
+            raise ApiError(
+                400,
+                "context_length_exceeded",
+                f"the context holds {session.max_context_tokens} tokens: {prompt_tokens} in the messages and "
+                f"{max(max_new, 1)} to be sampled are too many; shorten the messages",
+                param="messages",
+            )
+        if prompt_tokens == 0:
+            raise ApiError(400, "invalid_value", "the messages render to no token at all", param="messages")
+        if session.capture.num_tokens + prompt_tokens > self._limits.max_session_tokens:
+            raise ApiError(400, "session_too_long", "the session has captured as many tokens as it may")
+        temperature = session.sampling.temperature if request.temperature is None else request.temperature
+        stop_ids = session.sampling.stop_token_ids or self._renderer.stop_token_ids
+        if request.stop:
+            single = (self._renderer.single_token(word) for word in request.stop)
+            stop_ids = tuple({*stop_ids, *(token_id for token_id in single if token_id is not None)})
+        return turn, types.Sampling(temperature, max_new, stop_ids)
+
+    async def _attempt(
+        self,
+        session: Session,
+        turn: PlannedTurn,
+        sampling: types.Sampling,
+        stop: tuple[str, ...],
+        number: str,
+        attempt: int,
+    ) -> tuple[Reply, types.Completion, Grant, float] | None:
+        """The reply, or None if another attempt may help."""
+        about: dict[str, Any] = {"session": session.name, "call": number}
+        grant: Grant | None = None
+        try:
+            grant = await self._held_until_granted(session, turn, sampling, number, attempt)
+            self.num_running += 1
+            started_s = time.perf_counter()
+            try:
+                completion = await self.ranks[grant.rank].generate(
+                    turn.prompt_ids,
+                    sampling,
+                    request_id=f"c{number}",
+                    priority=grant.priority,
+                    timeout_s=self._limits.engine_timeout_s,
+                )
+            finally:
+                self.num_running -= 1
+            if completion.finish_reason == "abort":
+                raise EngineFailed("the engine aborted the call")
+            return read_reply(self._renderer, completion, stop), completion, grant, time.perf_counter() - started_s
+        except asyncio.CancelledError:
+            self._notify("call_cancelled", about | {"rank": grant and grant.rank})
+            raise
+        except ApiError as error:
+            if error.code == "hold_timeout":
+                self._failed(about, grant, error.code, error.message, retrying=False)
+            raise
+        except (EngineFailed, EngineRefused, WeightsDiffer, KeyError) as error:
+            hopeless = isinstance(error, EngineRefused) and error.reason == "invalid"
+            retrying = not hopeless and attempt + 1 < MAX_ATTEMPTS
+            self._failed(about, grant, "engine_failed", f"{type(error).__name__}: {error}", retrying=retrying)
+            if hopeless:
+                raise ApiError(503, "engine_refused", str(error), kind="server_error") from error
+            return None
+        except Exception as error:
+            self._failed(about, grant, "internal", f"{type(error).__name__}: {error}", retrying=False)
+            raise
+
+    async def _held_until_granted(
+        self, session: Session, turn: PlannedTurn, sampling: types.Sampling, number: str, attempt: int
+    ) -> Grant:
+        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._held[number] = future
+        try:
+            event = {
+                "session": session.name,
+                "call": number,
+                "turn": session.num_calls,
+                "attempt": attempt,
+                "prompt_tokens": len(turn.prompt_ids),
+                "max_new_tokens": sampling.max_new_tokens,
+            }
+            self._notify("call", event)
+            async with asyncio.timeout(self._limits.hold_timeout_s):
+                return await future
+        except TimeoutError:
+            message = f"no rank was granted within {self._limits.hold_timeout_s:g} s"
+            raise ApiError(503, "hold_timeout", message, kind="server_error") from None
+        finally:
+            self._held.pop(number, None)
+
+    def _answer(
+        self,
+        session: Session,
+        turn: PlannedTurn,
+        number: str,
+        reply: Reply,
+        completion: types.Completion,
+        grant: Grant,
+        engine_s: float,
+    ) -> Answer:
+        version = completion.version if completion.version >= 0 else grant.version
+        session.capture.commit(turn, reply, version)
+        index = session.num_calls
+        session.num_calls += 1
+        session.used_s = time.monotonic()
+        prompt_tokens, completion_tokens = len(turn.prompt_ids), len(reply.token_ids)
+        session.prompt_tokens += prompt_tokens
+        session.cached_tokens += completion.cached_tokens
+        session.completion_tokens += completion_tokens
+        footprint = {
+            "task": session.name,
+            "sequence": index + 1,
+            "turn": index,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "cached_tokens": completion.cached_tokens,
+            "image_tokens": 0,
+            "context_tokens": prompt_tokens + completion_tokens,
+        }
+        event = {
+            "session": session.name,
+            "call": number,
+            "footprint": footprint,
+            "finish_reason": reply.finish_reason,
+            "engine_s": engine_s,
+            "rank": grant.rank,
+            "version": version,
+        }
+        self._notify("turn", event)
+        return Answer(
+            call=number,
+            model=self._model,
+            created=now_s(),
+            content=reply.content,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=completion.cached_tokens,
+            token_ids=reply.token_ids,
+            logprobs=reply.logprobs,
+        )
+
+    def _failed(self, about: dict[str, Any], grant: Grant | None, code: str, message: str, *, retrying: bool) -> None:
+        _LOG.warning("call %s of %s failed: %s: %s", about["call"], about["session"], code, message)
+        rank = grant.rank if grant is not None else None
+        self._notify("call_failed", about | {"rank": rank, "code": code, "message": message, "retrying": retrying})
+
+    def _take(self, call: str) -> asyncio.Future[Grant]:
+        future = self._held.pop(call, None)
+        if future is None or future.done():
+            raise PeerError("unknown_call", f"call {call} is not held: answered, refused, cancelled or unknown")
+        return future

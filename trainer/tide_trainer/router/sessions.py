@@ -1,0 +1,170 @@
+"""Token-exact capture: what the engine saw and sampled in each session, in training segments.
+
+The next prompt is the ids so far plus the ids of what the template adds; sampled ids are never rendered again. Whether
+that is allowed is seen from the text: the newly rendered conversation must begin with the text of a segment so far
+(prompt, reply as it was answered, stop token). If it does not, because the template drops or trims history or because
+the agent edited it, a new segment starts with the freshly rendered prompt: an explicit break.
+
+Several segments stay open, so that an agent that alternates between two conversations extends both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tide_trainer import types
+from tide_trainer.router.renderer import Renderer
+
+MAX_OPEN = 8
+"""Segments of a session that may still be extended."""
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """A segment that grows.
+
+    Attributes:
+        text: the text that `ids` stand for, as the template writes it.
+        ids: prompt and sampled ids in order.
+        turns: (start of the sampled ids, their log-probs, model version) of each turn.
+    """
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    turns: list[tuple[int, tuple[float, ...], int]] = field(default_factory=list)
+
+    def freeze(self) -> types.Segment:
+        """The segment as the trainer takes it."""
+        length = len(self.ids)
+        sampled, logprobs, versions = [False] * length, [0.0] * length, [-1] * length
+        for start, values, version in self.turns:
+            end = start + len(values)
+            sampled[start:end] = [True] * len(values)
+            logprobs[start:end] = values
+            versions[start:end] = [version] * len(values)
+        return types.Segment(tuple(self.ids), tuple(sampled), tuple(logprobs), tuple(versions))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """A prompt, ready to be sent; nothing is captured before `Capture.commit`.
+
+    Attributes:
+        segment: the segment that it extends, None for a break.
+        text: the rendered conversation.
+        prompt_ids: [T] exactly what the engine gets.
+    """
+
+    segment: OpenSegment | None
+    text: str
+    prompt_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was sampled in a turn, cut at a stop string where one was given.
+
+    Attributes:
+        token_ids: [N] sampled ids that count, the stop id included.
+        logprobs: [N] log-probs of them.
+        content: their text, without special tokens and without the stop string.
+        finish_reason: stop or length.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    content: str
+    finish_reason: str
+
+
+class Capture:
+    """The segments of one session."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._segments: list[OpenSegment] = []
+        self.num_tokens = 0
+        self.num_breaks = 0
+
+    def plan(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> PlannedTurn:
+        """The prompt of the next turn. Raises RenderError if the template refuses the messages."""
+        text = self._renderer.render(messages, tools)
+        best: OpenSegment | None = None
+        for segment in self._segments[-MAX_OPEN:]:
+            size = len(segment.text)
+            if size < len(text) and (best is None or size > len(best.text)) and text.startswith(segment.text):
+                best = segment
+        if best is None:
+            return PlannedTurn(None, text, self._renderer.encode(text))
+        added = self._renderer.encode_after(text[len(best.text) :])
+        return PlannedTurn(best, text, best.ids + added)
+
+    def commit(self, turn: PlannedTurn, reply: Reply, version: int) -> None:
+        """Capture an answered turn; a segment that was extended by another call in between is left, as a break."""
+        segment = turn.segment
+        before = len(segment.ids) if segment is not None else 0
+        if segment is None or turn.prompt_ids[:before] != segment.ids:
+            self.num_breaks += bool(self._segments)
+            segment, before = OpenSegment(), 0
+        else:
+            self._segments.remove(segment)
+        # The latest is last: the oldest is the one that can no longer be extended.
+        self._segments.append(segment)
+        last = reply.token_ids[-1] if reply.token_ids else None
+        stop_text = (
+            self._renderer.token_text(last) if last in self._renderer.stop_token_ids and last is not None else ""
+        )
+        segment.text = turn.text + reply.content + stop_text
+        segment.ids.extend(turn.prompt_ids[before:])
+        segment.turns.append((len(segment.ids), reply.logprobs, version))
+        segment.ids.extend(reply.token_ids)
+        self.num_tokens += len(turn.prompt_ids) - before + len(reply.token_ids)
+
+    def segments(self) -> list[types.Segment]:
+        """All segments, in the order in which they were last extended."""
+        return [segment.freeze() for segment in self._segments]
+
+
+def read_reply(renderer: Renderer, completion: types.Completion, stop: Sequence[str]) -> Reply:
+    """The reply of a completion, cut after the token at which the first of `stop` is complete.
+
+    Raises:
+        ValueError: the engine's ids and log-probs do not match.
+    """
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if len(ids) != len(logprobs) or not ids:
+        raise ValueError(f"the engine sampled {len(ids)} ids with {len(logprobs)} log-probs")
+    content = renderer.decode(ids)
+    reason = "length" if completion.finish_reason == "length" else "stop"
+    if stop and any(word in content for word in stop):
+        low, high = 1, len(ids)  # the shortest beginning that holds a stop string
+        while low < high:
+            middle = (low + high) // 2
+            text = renderer.decode(ids[:middle])
+            low, high = (low, middle) if any(word in text for word in stop) else (middle + 1, high)
+        ids, logprobs, reason = ids[:low], logprobs[:low], "stop"
+        content = renderer.decode(ids)
+        content = content[: min(at for word in stop if (at := content.find(word)) >= 0)]
+    return Reply(ids, logprobs, content, reason)
+
+
+def segment_data(segment: types.Segment) -> dict[str, Any]:
+    """A segment as it crosses the channel."""
+    return {
+        "token_ids": segment.token_ids,
+        "sampled": segment.sampled,
+        "logprobs": segment.logprobs,
+        "versions": segment.versions,
+    }
+
+
+def read_segment(data: Mapping[str, Any]) -> types.Segment:
+    """The inverse of `segment_data`. Raises ValueError if the four lists differ in length."""
+    lists = [tuple(data[name]) for name in ("token_ids", "sampled", "logprobs", "versions")]
+    if len({len(values) for values in lists}) != 1:
+        raise ValueError("the lists of a segment differ in length")
+    return types.Segment(*lists)

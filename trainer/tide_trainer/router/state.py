@@ -1,0 +1,69 @@
+"""What the router keeps of a session and of a call, and its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from tide_trainer import types
+from tide_trainer.router.openai_wire import Answer
+from tide_trainer.router.sessions import Capture
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The main process's word: run on this rank; `version` counts where the engine does not name its own."""
+
+    rank: str
+    version: int = -1
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the router.
+
+    Attributes:
+        hold_timeout_s: longest wait of a call for its grant.
+        engine_timeout_s: longest generation.
+        max_sessions: sessions open at once.
+        max_waiting_calls: calls of one session in flight or queued behind each other.
+        max_session_tokens: tokens that one session may capture.
+        max_body_bytes: larger bodies are refused.
+        session_idle_s: a session without a call for this long is closed, what it captured is lost.
+    """
+
+    hold_timeout_s: float = 3600.0
+    engine_timeout_s: float = 300.0
+    max_sessions: int = 8192
+    max_waiting_calls: int = 8
+    max_session_tokens: int = 8_000_000
+    max_body_bytes: int = 16 * 1024 * 1024
+    session_idle_s: float = 6 * 3600.0
+
+
+@dataclass(slots=True)
+class Session:
+    """One task's session: its key, its defaults, what was captured, and the one call that may run."""
+
+    name: str
+    api_key: bytes
+    sampling: types.Sampling
+    max_context_tokens: int
+    capture: Capture
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    flights: dict[bytes, Flight] = field(default_factory=dict)
+    last: tuple[bytes, Answer] | None = None
+    num_calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    used_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A call in flight and the number of HTTP requests that wait for it."""
+
+    task: asyncio.Task[Answer]
+    num_waiting: int = 0
