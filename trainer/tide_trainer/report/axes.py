@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
+
+from tide_trainer.report.elements import element, joined
 
 Format = Callable[[float], str]
 
@@ -23,16 +25,19 @@ def ticks(low: float, high: float, num_wanted: int, *, whole: bool = False) -> l
         whole: only whole numbers, for counts.
     """
     span = high - low
-    if not math.isfinite(span) or span <= 0:
+    if not math.isfinite(span) or span <= 1e-13 * max(abs(low), abs(high), 1e-200):
         return [low]
-    raw = span / max(1, num_wanted)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw * 0.999)
-    if whole:
-        step = max(1.0, float(math.ceil(step)))
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    while True:
+        raw = span / max(1, num_wanted)
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw * 0.999)
+        if whole:
+            step = max(1.0, float(math.ceil(step)))
+        first = math.ceil(low / step - 1e-9)
+        last = math.floor(high / step + 1e-9)
+        if last >= first or (whole and step <= 1.0):
+            return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+        num_wanted *= 2
 
 
 def padded(values: Sequence[float], *, zero: bool) -> tuple[float, float]:
@@ -46,10 +51,12 @@ def padded(values: Sequence[float], *, zero: bool) -> tuple[float, float]:
     if zero:
         low, high = min(0.0, low), max(0.0, high)
     if high - low <= 1e-12 * max(1.0, abs(high)):
-        margin = abs(high) * 0.1 or 1.0
+        margin = abs(high) * 0.1 if abs(high) > 1e-9 else 1.0
         low, high = (low if zero and low >= 0 else low - margin), high + margin
     found = ticks(low, high, 4)
-    step = found[1] - found[0] if len(found) > 1 else (high - low)
+    if len(found) < 2:
+        return low, high
+    step = found[1] - found[0]
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
 
@@ -60,7 +67,7 @@ def tick_text(value: float, step: float) -> str:
             unit = 1e3 if suffix == "k" else limit
             return f"{value / unit:.6g}{suffix}" if step >= unit / 10 else f"{value:,.0f}"
     decimals = max(0, math.ceil(-math.log10(step) - 1e-9)) if step > 0 else 0
-    if decimals and abs(step * 10**decimals - round(step * 10**decimals)) > 1e-6:
+    if abs(step * 10**decimals - round(step * 10**decimals)) > 1e-6:
         decimals += 1
     return f"{value:.1e}" if decimals > 4 else f"{value:,.{decimals}f}"
 
@@ -97,14 +104,14 @@ class Frame:
         """Grid lines with their labels at the left; `labels=False` draws the grid alone."""
         found = ticks(*self.y_domain, num_ticks)
         step = found[1] - found[0] if len(found) > 1 else abs(found[0]) or 1.0
-        parts: list[str] = []
+        parts: list[Markup] = []
         for value in found:
             y = self.y(value)
-            parts.append(f'<line class="gridline" x1="{self.left}" x2="{self.right}" y1="{y}" y2="{y}"/>')
+            parts.append(element("line", class_="gridline", x1=self.left, x2=self.right, y1=y, y2=y))
             if labels:
-                label = escape(text(value) if text else tick_text(value, step))
-                parts.append(f'<text class="tick" x="{self.left - 7}" y="{y + 3.8}" text-anchor="end">{label}</text>')
-        return Markup("".join(parts))
+                label = text(value) if text else tick_text(value, step)
+                parts.append(element("text", label, class_="tick", x=self.left - 7, y=y + 3.8, text_anchor="end"))
+        return joined(parts)
 
     def x_axis(self, label: str, *, whole: bool = True) -> Markup:
         """The base line, ticks as far apart as their labels need, and the label underneath."""
@@ -113,18 +120,16 @@ class Frame:
         widest = len(tick_text(high, 1.0)) * FONT_WIDTH + 22
         found = ticks(low, high, max(1, min(10, int(width / widest))), whole=whole)
         step = found[1] - found[0] if len(found) > 1 else 1.0
-        parts = [f'<line class="axis" x1="{self.left}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}"/>']
+        base = self.bottom
+        parts = [element("line", class_="axis", x1=self.left, x2=self.right, y1=base, y2=base)]
         for value in found:
             x = self.x(value)
-            parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{self.bottom}" y2="{self.bottom + 4}"/>')
-            parts.append(
-                f'<text class="tick" x="{x}" y="{self.bottom + 16}" text-anchor="middle">{tick_text(value, step)}</text>'
-            )
-        middle = round((self.left + self.right) / 2, 1)
-        parts.append(
-            f'<text class="name" x="{middle}" y="{self.bottom + 33}" text-anchor="middle">{escape(label)}</text>'
-        )
-        return Markup("".join(parts))
+            parts.append(element("line", class_="axis", x1=x, x2=x, y1=base, y2=base + 4))
+            mark = tick_text(value, step)
+            parts.append(element("text", mark, class_="tick", x=x, y=base + 16, text_anchor="middle"))
+        middle = (self.left + self.right) / 2
+        parts.append(element("text", label, class_="name", x=middle, y=base + 33, text_anchor="middle"))
+        return joined(parts)
 
 
 def label_width(domain: tuple[float, float], text: Format | None = None, *, num_ticks: int = 4) -> float:
@@ -132,11 +137,3 @@ def label_width(domain: tuple[float, float], text: Format | None = None, *, num_
     found = ticks(*domain, num_ticks)
     step = found[1] - found[0] if len(found) > 1 else 1.0
     return max(len(text(value) if text else tick_text(value, step)) for value in found) * FONT_WIDTH + 10
-
-
-def svg(width: float, height: float, title: str, body: Markup) -> Markup:
-    """The SVG element; `title` says to a screen reader what the chart shows."""
-    return Markup(
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" '
-        f'preserveAspectRatio="xMidYMid meet">{body}</svg>'
-    )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from tide_trainer.report.axes import Format, Frame, label_width, padded, svg
+from tide_trainer.report.axes import Format, Frame, label_width, padded
+from tide_trainer.report.elements import element, joined, svg
 from tide_trainer.report.formats import quantity
 
 MAX_POINTS = 240
 MAX_BARS = 40
+MAX_MARKERS = 40
 TONES = 8
 
 Point = tuple[float, float | None]
@@ -89,7 +92,7 @@ def line_chart(
     drawn = [thinned(one) for one in series if one.values]
     if not drawn:
         return Figure(title, unit, [], Markup(), note=note)
-    values = [value for one in drawn for value in one.values] + ([reference[0]] if reference else [])
+    values = [value for one in drawn for value in one.values] + ([reference[0] * 1.15] if reference else [])
     domain = y_domain or padded(values, zero=zero)
     xs = sorted({x for one in drawn for x, _ in one.points})
     frame = Frame(label_width(domain, text), 12, size[0] - 14, size[1] - 42, _spread(xs), domain)
@@ -98,9 +101,7 @@ def line_chart(
         parts.append(reference_line(frame, *reference))
     parts += [line(frame, one) for one in drawn]
     parts.append(hover(frame, xs, drawn, x_label, text or quantity))
-    return Figure(
-        title, unit, drawn, svg(*size, _aria(title, drawn, text or quantity), Markup("").join(parts)), note=note
-    )
+    return Figure(title, unit, drawn, svg(*size, _aria(title, drawn, text or quantity), joined(parts)), note=note)
 
 
 def stacked_bars(
@@ -120,7 +121,7 @@ def stacked_bars(
         return Figure(title, unit, [], Markup(), note=note)
     domain = padded([sum(parts.values()) for _, parts in bars], zero=True)
     xs = [x for x, _ in bars]
-    gap = min((b - a for a, b in zip(xs, xs[1:], strict=False)), default=1.0)
+    gap = min((b - a for a, b in pairwise(xs)), default=1.0)
     frame = Frame(
         label_width(domain, text), 12, size[0] - 14, size[1] - 42, (xs[0] - gap / 2, xs[-1] + gap / 2), domain
     )
@@ -133,18 +134,13 @@ def stacked_bars(
             amount = parts[one.label]
             y, bottom = frame.y(base + amount), frame.y(base)
             if bottom - y > 0.05:
-                body.append(
-                    Markup(
-                        f'<rect class="t{one.tone} fill" x="{frame.x(x) - width / 2:.1f}" y="{y}" '
-                        f'width="{width:.1f}" height="{bottom - y:.1f}"/>'
-                    )
-                )
+                left = frame.x(x) - width / 2
+                fill = f"t{one.tone} fill"
+                body.append(element("rect", class_=fill, x=left, y=y, width=width, height=bottom - y))
             base += amount
     totals = [Series(one.label, [(x, parts[one.label]) for x, parts in bars], one.tone) for one in drawn]
     body.append(hover(frame, xs, totals, x_label, text or quantity))
-    return Figure(
-        title, unit, drawn, svg(*size, _aria(title, totals, text or quantity), Markup("").join(body)), note=note
-    )
+    return Figure(title, unit, drawn, svg(*size, _aria(title, totals, text or quantity), joined(body)), note=note)
 
 
 def line(frame: Frame, series: Series) -> Markup:
@@ -155,24 +151,27 @@ def line(frame: Frame, series: Series) -> Markup:
             runs.append([])
         else:
             runs[-1].append((frame.x(x), frame.y(y)))
-    parts: list[str] = []
+    markers = series.markers and len(series.points) <= MAX_MARKERS
+    parts: list[Markup] = []
     for run in runs:
         if len(run) > 1:
             path = " ".join(f"{x:g},{y:g}" for x, y in run)
-            parts.append(f'<polyline class="t{series.tone} {series.style}" points="{path}"/>')
-        if series.markers or len(run) == 1:
-            radius = 3.4 if series.markers else 2.2
-            parts += [f'<circle class="t{series.tone} dot" cx="{x:g}" cy="{y:g}" r="{radius}"/>' for x, y in run]
-    return Markup("".join(parts))
+            parts.append(element("polyline", class_=f"t{series.tone} {series.style}", points=path))
+        if markers or len(run) == 1:
+            radius = 3.4 if markers else 2.2
+            parts += [element("circle", class_=f"t{series.tone} dot", cx=x, cy=y, r=radius) for x, y in run]
+    return joined(parts)
 
 
 def reference_line(frame: Frame, value: float, label: str) -> Markup:
     """A dashed horizontal line with its label above its left end."""
     y = frame.y(value)
-    below = y - frame.top < 14
-    return Markup(
-        f'<line class="reference" x1="{frame.left}" x2="{frame.right}" y1="{y}" y2="{y}"/>'
-        f'<text class="mark" x="{frame.left + 5}" y="{y + 13 if below else y - 5}">{escape(label)}</text>'
+    label_y = y + 13 if y - frame.top < 14 else y - 5
+    return joined(
+        [
+            element("line", class_="reference", x1=frame.left, x2=frame.right, y1=y, y2=y),
+            element("text", label, class_="mark", x=frame.left + 5, y=label_y),
+        ]
     )
 
 
@@ -180,7 +179,8 @@ def hover(frame: Frame, xs: Sequence[float], series: Sequence[Series], x_label: 
     """Invisible columns, one for each x, whose titles list the values there."""
     by_x: list[Mapping[float, float | None]] = [dict(one.points) for one in series]
     edges = [frame.x(x) for x in xs]
-    parts: list[str] = []
+    height = frame.bottom - frame.top
+    parts: list[Markup] = []
     for index, (x, centre) in enumerate(zip(xs, edges, strict=True)):
         left = (edges[index - 1] + centre) / 2 if index else min(frame.left, centre - 6)
         right = (edges[index + 1] + centre) / 2 if index + 1 < len(edges) else max(frame.right, centre + 6)
@@ -190,11 +190,15 @@ def hover(frame: Frame, xs: Sequence[float], series: Sequence[Series], x_label: 
             if value is not None:
                 rows.append(f"{one.label}: {text(value)}")
         parts.append(
-            f'<g class="hit"><rect x="{left:.1f}" y="{frame.top}" width="{max(1.0, right - left):.1f}" '
-            f'height="{frame.bottom - frame.top:.1f}"/><line x1="{centre}" x2="{centre}" y1="{frame.top}" '
-            f'y2="{frame.bottom}"/><title>{escape(chr(10).join(rows))}</title></g>'
+            element(
+                "g",
+                element("rect", x=left, y=frame.top, width=max(1.0, right - left), height=height),
+                element("line", x1=centre, x2=centre, y1=frame.top, y2=frame.bottom),
+                element("title", "\n".join(rows)),
+                class_="hit",
+            )
         )
-    return Markup("".join(parts))
+    return joined(parts)
 
 
 def thinned(series: Series) -> Series:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from tide_trainer.report.axes import Frame, svg
-from tide_trainer.report.charts import Figure, Series, hover, line, reference_line, thinned
+from tide_trainer.report.axes import Frame
+from tide_trainer.report.charts import MAX_MARKERS, Figure, Series, hover, line, reference_line, thinned
+from tide_trainer.report.elements import element, joined, svg
 from tide_trainer.report.formats import number, percent
 from tide_trainer.report.summary import Evaluation, RunSummary
 
@@ -73,41 +74,41 @@ def _draw(run: RunSummary, series: Sequence[Series], warm: Sequence[Series], siz
         body += [line(frame, one) for one in warm]
         body.append(hover(frame, _xs(warm), warm, "supervised train step", percent))
         if has_main:
-            body.append(_mark(LEFT, 14, "start", "warm start"))
-            body.append(Markup(f'<line class="divider" x1="{split - 6}" x2="{split - 6}" y1="6" y2="{bottom + 4}"/>'))
+            body.append(_mark(LEFT, 14, "warm start"))
+            body.append(element("line", class_="divider", x1=split - 6, x2=split - 6, y1=6, y2=bottom + 4))
     if has_main:
         frame = Frame(split + (6 if has_warm else 0), 24, right, bottom, _domain(series), (0.0, 1.0))
         body += [frame.y_axis(percent, labels=not has_warm), frame.x_axis("model version (train steps done)")]
         if has_warm:
-            body.append(_mark(frame.left, 14, "start", "reinforcement learning"))
+            body.append(_mark(frame.left, 14, "reinforcement learning"))
         body.append(_band(frame, run.sampled))
         if run.target is not None:
             body.append(reference_line(frame, run.target, f"target {percent(run.target)}"))
         body += [line(frame, one) for one in reversed(series)]
         body += [_hollow(frame, run.sampled, 1), _hollow(frame, run.greedy, 2), _end_labels(frame, series[:2])]
         body.append(hover(frame, _xs(series), series, "model version", percent))
-    return svg(width, height, _words(run), Markup("").join(body))
+    return svg(width, height, _words(run), joined(body))
 
 
 def _band(frame: Frame, points: Sequence[Evaluation]) -> Markup:
     known = [(frame.x(p.model_version), p.low, p.high) for p in points if p.low is not None and p.high is not None]
     upper = [f"{x:g},{frame.y(high):g}" for x, _, high in known]
     lower = [f"{x:g},{frame.y(low):g}" for x, low, _ in reversed(known)]
-    bars = "".join(
-        f'<line class="t1 whisker" x1="{x:g}" x2="{x:g}" y1="{frame.y(low):g}" y2="{frame.y(high):g}"/>'
+    parts = [
+        element("line", class_="t1 whisker", x1=x, x2=x, y1=frame.y(low), y2=frame.y(high))
         for x, low, high in known
-    )
-    area = f'<polygon class="t1 band" points="{" ".join(upper + lower)}"/>' if len(known) > 1 else ""
-    return Markup(area + bars)
+        if len(known) <= MAX_MARKERS
+    ]
+    if len(known) > 1:
+        parts.append(element("polygon", class_="t1 band", points=" ".join(upper + lower)))
+    return joined(parts)
 
 
 def _hollow(frame: Frame, points: Sequence[Evaluation], tone: int) -> Markup:
-    return Markup(
-        "".join(
-            f'<circle class="t{tone} hollow" cx="{frame.x(p.model_version):g}" cy="{frame.y(p.success):g}" r="3.4"/>'
-            for p in points
-            if p.partial
-        )
+    return joined(
+        element("circle", class_=f"t{tone} hollow", cx=frame.x(p.model_version), cy=frame.y(p.success), r=3.4)
+        for p in points
+        if p.partial
     )
 
 
@@ -120,13 +121,11 @@ def _end_labels(frame: Frame, series: Sequence[Series]) -> Markup:
         if placed and y - placed[-1][1] < LABEL_GAP:
             y = placed[-1][1] + LABEL_GAP
         placed.append((frame.x(x) + 9, y, percent(value), tone))
-    return Markup(
-        "".join(f'<text class="t{tone} value" x="{x:.1f}" y="{y:.1f}">{text}</text>' for x, y, text, tone in placed)
-    )
+    return joined(element("text", text, class_=f"t{tone} value", x=x, y=y) for x, y, text, tone in placed)
 
 
-def _mark(x: float, y: float, anchor: str, text: str) -> Markup:
-    return Markup(f'<text class="mark" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>')
+def _mark(x: float, y: float, text: str) -> Markup:
+    return element("text", text, class_="mark", x=x, y=y)
 
 
 def _xs(series: Sequence[Series]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 MISSING = "–"
@@ -85,3 +86,12 @@ def size_of(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def moment(iso: str) -> str:
+    """An ISO timestamp as 2025-11-04 09:30 UTC; text that is no timestamp stays as it is."""
+    try:
+        parsed = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    return f"{(parsed.astimezone(UTC) if parsed.tzinfo else parsed):%Y-%m-%d %H:%M} UTC"

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tide_trainer.errors import TrainerError
 from tide_trainer.report.charts import TONES
 from tide_trainer.report.curve import learning_curve
-from tide_trainer.report.formats import percent, quantity, seconds, size_of
+from tide_trainer.report.formats import moment, percent, quantity, seconds, size_of
 from tide_trainer.report.metrics import MetricsFailed, read_metrics
 from tide_trainer.report.sections import charts
 from tide_trainer.report.summary import RunSummary, summarise
@@ -84,6 +84,7 @@ def render(run: RunSummary, samples: Path) -> str:
         pairs=pairs,
         samples_note=missing,
         levels=LEGEND,
+        moment=moment,
         percent=percent,
         quantity=quantity,
         seconds=seconds,

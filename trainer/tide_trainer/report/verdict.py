@@ -32,10 +32,9 @@ class Check:
 
 def verdict(run: RunSummary) -> str:
     """One sentence that says how the run ended and whether the agent got better."""
-    num_steps = len(run.steps)
-    steps = f"{num_steps:,} train step" + ("" if num_steps == 1 else "s")
+    steps = _train_steps(len(run.steps))
     reason = f" ({run.reason.rstrip('.')})" if run.reason else ""
-    learned = _learned(run, steps)
+    learned = _learned(run)
     if run.status == "failed":
         return f"The run failed after {steps}{reason}; {learned}."
     if run.status == "stopped":
@@ -52,7 +51,7 @@ def first_and_last(points: tuple[Evaluation, ...]) -> tuple[Evaluation | None, E
     return (judged[0], judged[-1]) if judged else (None, None)
 
 
-def _learned(run: RunSummary, steps: str) -> str:
+def _learned(run: RunSummary) -> str:
     first, last = first_and_last(run.sampled)
     if first is None or last is None:
         return "success on held-out seeds was never evaluated, so nothing can be said about learning"
@@ -66,19 +65,22 @@ def _learned(run: RunSummary, steps: str) -> str:
         change = f"the agent got better: {seeds} rose from {before} to {after}"
     else:
         change = f"the agent got worse: {seeds} fell from {before} to {after}"
-    change += f" in {steps}"
+    change += f" in {_train_steps(last.model_version - first.model_version)}"
     if run.target is None:
         return change
     reached = "reached" if last.success >= run.target else "not reached"
     return f"{change}, and the target of {percent(run.target)} was {reached}"
 
 
+def _train_steps(num: float) -> str:
+    return f"{num:,.0f} train step{'' if num == 1 else 's'}"
+
+
 def key_figures(run: RunSummary) -> list[Figure]:
     """The figures at the top of the report."""
     first, last = first_and_last(run.sampled)
     _, greedy = first_and_last(run.greedy)
-    trained = [tokens for step in run.steps if (tokens := number(step, "num_trained_tokens")) is not None]
-    goodput = [rate for step in run.steps if (rate := number(step, "goodput_tokens_per_s")) is not None]
+    trained, goodput, hits = (_recorded(run, key) for key in ("num_trained_tokens", "goodput_tokens_per_s", "hit_rate"))
     planned = run.setting("run", "max_train_steps")
     total_cpu = sum(run.cpu_s.values()) if run.cpu_s else None
     peak = sum(run.peak_rss_bytes.values()) if run.peak_rss_bytes else None
@@ -89,10 +91,19 @@ def key_figures(run: RunSummary) -> list[Figure]:
         Figure("Greedy success", percent(greedy.success if greedy else None), "temperature 0, held-out seeds"),
         Figure("Train steps", count(len(run.steps)), f"of at most {planned:,}" if isinstance(planned, int) else ""),
         Figure("Wall time", seconds(run.wall_s), f"{seconds(total_cpu)} of CPU" if total_cpu is not None else ""),
-        Figure("Goodput", f"{quantity(sum(goodput) / len(goodput))} tok/s" if goodput else MISSING, "mean, trained"),
-        Figure("Trained tokens", quantity(sum(trained)) if trained else MISSING, "sampled and trained on"),
-        Figure("Peak memory", size_of(peak), "sum of all processes' peaks" if peak is not None else ""),
+        Figure("Goodput", f"{quantity(_mean(goodput))} tok/s" if goodput else MISSING, "mean, trained tokens"),
+        Figure("Trained tokens", quantity(sum(trained)) if trained else MISSING, "sampled by the model"),
+        Figure("Prefix-cache hits", percent(_mean(hits)), "mean, of prompt tokens"),
+        Figure("Peak memory", size_of(peak), "sum of all processes' peaks"),
     ]
+
+
+def _recorded(run: RunSummary, key: str) -> list[float]:
+    return [value for step in run.steps if (value := number(step, key)) is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def checks(run: RunSummary) -> list[Check]:
