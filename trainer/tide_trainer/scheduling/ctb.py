@@ -32,6 +32,8 @@ from tide_trainer.scheduling.settings import CtbSettings
 from tide_trainer.scheduling.state import GroupState, SchedulerState, TaskState
 from tide_trainer.types import RankId
 
+_STARTED = tuple(phase for phase in Phase if phase is not Phase.QUEUED)
+
 
 class TaskScheduler:
     """Admits, pauses and resumes tasks so that what is resident on each rank stays useful.
@@ -96,6 +98,10 @@ class TaskScheduler:
         group = state.groups.get(entry.group)
         if group is None:
             group = state.groups[entry.group] = GroupState(entry.group, entry.num_siblings)
+        elif group.num_siblings != entry.num_siblings:
+            raise SchedulerError(
+                f"task {entry.task!r}: num_siblings is {entry.num_siblings}, its group has {group.num_siblings}"
+            )
         task = TaskState(entry, next(state.sequence), group, state.environment(entry.environment))
         state.tasks[entry.task] = group.members[entry.task] = task
         state.phases[Phase.QUEUED] += 1
@@ -155,6 +161,8 @@ class TaskScheduler:
             context_tokens: prompt plus completion, measured.
             now_s: the time.
         """
+        if context_tokens < 1:
+            raise SchedulerError(f"task {task!r}: context_tokens {context_tokens} must be at least 1")
         found = self._known(task)
         displaced = found.phase is Phase.ACTING and found.rank is None
         if not displaced:
@@ -170,11 +178,17 @@ class TaskScheduler:
         self._state.set_phase(found, Phase.ACTING)
         self._state.release(found)
 
-    def on_end(self, task: str, now_s: float) -> None:
-        """The task has ended, whatever its outcome: it counts for its group's completion and for the predictions."""
-        found = self._known(task)
+    def on_end(self, task: str, now_s: float, *, completed: bool = True) -> None:
+        """The task has ended, whatever its outcome; it counts for its group's completion.
+
+        Args:
+            task: in any phase but queued; `withdraw` is for those.
+            now_s: the time.
+            completed: False keeps its footprint out of the predictions (an infrastructure failure cut it short).
+        """
+        found = self._in_phase(task, "on_end", *_STARTED)
         group = found.group
-        if found.context_tokens:
+        if completed and found.context_tokens:
             self._state.growth.observe_final(found.environment.name, found.context_tokens)
         group.num_finished += 1
         self._lifecycle.forget(found)

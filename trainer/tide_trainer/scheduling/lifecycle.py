@@ -79,6 +79,8 @@ class Lifecycle:
         self._admission.forget(task)
         if task.phase is not Phase.QUEUED:
             self.leave(task)
+        # A queued head that leaves may have stood before a smaller task.
+        state.admission_dirty = True
         state.phases[task.phase] -= 1
         del state.tasks[task.entry.task], group.members[task.entry.task]
         if not group.members:
@@ -102,7 +104,7 @@ class Lifecycle:
                 if subject.rank is not None:
                     subject.rank.num_starved += 1
                     state.push(subject)
-            elif state.ranks:
+            elif len(state.ranks) > 1:
                 # The waiting task may go elsewhere now: the rank with the most room looks whether it fits.
                 room = max(state.ranks.values(), key=lambda rank: rank.budget_tokens - rank.live.usage_tokens)
                 state.dirty[room.rank] = None

@@ -65,7 +65,7 @@ class RolePlan:
 def plan_roles(view: RoleView) -> RolePlan:
     """The fixed split: every live rank keeps its role.
 
-    Actor ranks never move, so that no process group is ever rebuilt; only Ref and Rollout ranks may, once this decides so.
+    Actor ranks never move, so that no process group is ever rebuilt; only Ref and Rollout ranks may, once it is built.
     """
     live = [rank for rank in view.ranks if rank.alive]
     stale = tuple(rank.rank for rank in live if rank.role is Role.ROLLOUT and rank.version != view.version)

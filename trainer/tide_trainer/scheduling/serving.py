@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 
 from tide_trainer.scheduling.plan import Grant, Pause, Phase, Refuse, Resume
-from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import HeapEntry, RankState, SchedulerState, TaskState
 
 
 class Serving:
@@ -69,28 +69,27 @@ class Serving:
         state = self._state
         fresh = rank.fresh
         fresh.sort(key=lambda task: (state.key(task, active=True), task.seq), reverse=True)
-        bypassed: list[TaskState] = []
+        bypassed: list[HeapEntry] = []
         reserved = 0
         while True:
-            waiting = rank.peek() if len(bypassed) <= state.settings.max_bypass else None
+            waiting = self._next_waiting(rank) if len(bypassed) <= state.settings.max_bypass else None
             if fresh and (waiting is None or state.key(fresh[-1], active=True) <= rank.heap[0][0]):
-                task, is_fresh = fresh.pop(), True
+                task, entry = fresh.pop(), None
             elif waiting is not None:
-                task, is_fresh = waiting, False
-                heapq.heappop(rank.heap)
+                task, entry = waiting, heapq.heappop(rank.heap)
             else:
                 break
-            if self._fits(rank, task, reserved, is_fresh=is_fresh):
+            if self._fits(rank, task, reserved, is_fresh=entry is None):
                 self._let_go(task, rank, now_s)
                 continue
             if reserved == 0 and (task.starved or (task.is_eval and state.settings.priority == "tiers")):
-                reserved = rank.live.rounded(task.need_tokens)
-            if is_fresh:
+                reserved = rank.live.marginal_tokens(task.need_tokens, task.group.uid, state.shared_tokens(task))
+            if entry is None:
                 self.pause(task, now_s, self._no_room(rank, task, reserved))
             else:
-                bypassed.append(task)
-        for task in bypassed:
-            state.push(task)
+                bypassed.append(entry)
+        for entry in bypassed:
+            heapq.heappush(rank.heap, entry)
 
     def pull(self, rank: RankState, now_s: float) -> None:
         """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most. O(ranks)."""
@@ -98,18 +97,18 @@ class Serving:
         if rank.waiting or len(state.ranks) == 1 or state.phases[Phase.PAUSED] == 0:
             return
         donor = max(state.ranks.values(), key=lambda other: len(other.waiting))
-        kept: list[TaskState] = []
+        kept: list[HeapEntry] = []
         while len(kept) <= state.settings.max_bypass and (task := donor.peek()) is not None:
-            heapq.heappop(donor.heap)
+            entry = heapq.heappop(donor.heap)
             movable = task.cold or now_s - task.waiting_since_s >= state.settings.move_after_s
             if movable and self._can_hold(rank, task) and self._fits(rank, task, 0, is_fresh=False):
                 state.stop_waiting(task)
                 state.assign(task, rank)
                 self._let_go(task, rank, now_s)
             else:
-                kept.append(task)
-        for task in kept:
-            state.push(task)
+                kept.append(entry)
+        for entry in kept:
+            heapq.heappush(donor.heap, entry)
 
     def pause(self, task: TaskState, now_s: float, reason: str) -> None:
         """Files a held call with those that wait."""
@@ -120,9 +119,16 @@ class Serving:
         task.waiting_since_s = now_s
         state.start_waiting(task)
         state.set_timer(now_s + state.settings.max_wait_s, "starve", task, task.wait)
-        if len(state.ranks) > 1:
-            state.set_timer(now_s + state.settings.move_after_s, "move", task, task.wait)
+        state.set_timer(now_s + state.settings.move_after_s, "move", task, task.wait)
         state.out.append(Pause(task.entry.task, reason))
+
+    def _next_waiting(self, rank: RankState) -> TaskState | None:
+        """The waiting task of the highest priority, unless it is plain that no paused task can be resumed now."""
+        task = rank.peek()
+        if task is None or task.is_eval or task.starved or self._state.settings.ctb == "off":
+            return task
+        full = rank.projected.usage_tokens >= rank.budget_tokens and rank.num_active() > 0
+        return None if full else task
 
     def _can_hold(self, rank: RankState, task: TaskState) -> bool:
         return rank.live.rounded(task.need_tokens) <= rank.budget_tokens

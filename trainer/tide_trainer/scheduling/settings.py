@@ -71,7 +71,7 @@ class CtbSettings(BaseModel):
         default=True, description="Count the first prompt of a group once per rank; false counts it for every sibling."
     )
     probe: bool = Field(
-        True,
+        default=True,
         description="The first task of a group runs alone until its first prompt is measured. false: all start.",
     )
     probe_timeout_s: float = Field(
@@ -80,7 +80,7 @@ class CtbSettings(BaseModel):
         description="Seconds after which siblings start on the prior, if the probe is late. 0: at once.",
     )
     max_wait_s: float = Field(
-        30.0,
+        default=30.0,
         ge=0.0,
         description="A call that waited this long goes before all but evaluation. 0: order of arrival.",
     )
@@ -98,11 +98,11 @@ class CtbSettings(BaseModel):
         description="Longest context of a task; normalises the context term of `priority = weighted`.",
     )
     balance_task_types: bool = Field(
-        False,
+        default=False,
         description="Start new groups of the task type with the fewest tasks in flight. false: in their order.",
     )
     max_bypass: int = Field(
-        8,
+        default=4,
         ge=0,
         description="Waiting tasks of a rank that smaller ones may overtake in one decision. 0: none.",
     )

@@ -58,7 +58,7 @@ class RankState:
     waiting_tokens: int = 0
     num_waiting_eval: int = 0
     num_starved: int = 0
-    heap: list[tuple[Key, int, int, TaskState]] = field(default_factory=list[tuple[Key, int, int, "TaskState"]])
+    heap: list[HeapEntry] = field(default_factory=list["HeapEntry"])
 
     def num_active(self) -> int:
         """Tasks here that are neither paused nor held."""
@@ -105,6 +105,7 @@ class TaskState:
         return self.prompt_tokens + self.max_new_tokens
 
 
+HeapEntry = tuple[Key, int, int, TaskState]
 TimerKind = Literal["starve", "move", "probe", "unblock"]
 
 
@@ -206,11 +207,15 @@ class SchedulerState:
 
     def push(self, task: TaskState) -> None:
         """Files a waiting task under its present priority; an older filing becomes stale."""
-        if task.rank is None:
+        rank = task.rank
+        if rank is None:
             return
         task.stamp += 1
-        heapq.heappush(task.rank.heap, (self.key(task, active=False), next(self.sequence), task.stamp, task))
-        self.dirty[task.rank.rank] = None
+        if len(rank.heap) > 2 * len(rank.waiting) + 64:
+            rank.heap = [entry for entry in rank.heap if entry[2] == entry[3].stamp and entry[3].rank is rank]
+            heapq.heapify(rank.heap)
+        heapq.heappush(rank.heap, (self.key(task, active=False), next(self.sequence), task.stamp, task))
+        self.dirty[rank.rank] = None
 
     def key(self, task: TaskState, *, active: bool) -> Key:
         """The task's priority; smaller goes first."""
