@@ -118,7 +118,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def asgi() -> Callable[..., AsgiClient]:
     return AsgiClient
 
