@@ -60,33 +60,35 @@ def migrate(side: Side, url: URL) -> list[str]:
         DatabaseTooNew: the database holds a revision that this code does not know.
     """
     config = make_config(side, url)
-    script = ScriptDirectory.from_config(config)
-    engine = create_engine(url, poolclass=pool.NullPool)
-    with engine.begin() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": _version_table(side)})
-        _check_known(script, context)
+    with create_engine(url, poolclass=pool.NullPool).begin() as connection:
+        _known_heads(config, connection, side)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-        return _heads(connection, side)
+        return _known_heads(config, connection, side)
 
 
-def _heads(connection: Connection, side: Side) -> list[str]:
-    context = MigrationContext.configure(connection, opts={"version_table": _version_table(side)})
-    return sorted(context.get_current_heads())
+def check_revision(side: Side, url: URL) -> list[str]:
+    """The database's revisions, none for a fresh one; changes nothing. Raises DatabaseTooNew as `migrate`."""
+    with create_engine(url, poolclass=pool.NullPool).connect() as connection:
+        return _known_heads(make_config(side, url), connection, side)
 
 
 def _version_table(side: Side) -> str:
     return f"{side}_alembic_version"
 
 
-def _check_known(script: ScriptDirectory, context: MigrationContext) -> None:
-    for revision in context.get_current_heads():
+def _known_heads(config: Config, connection: Connection, side: Side) -> list[str]:
+    context = MigrationContext.configure(connection, opts={"version_table": _version_table(side)})
+    script = ScriptDirectory.from_config(config)
+    heads = sorted(context.get_current_heads())
+    for revision in heads:
         try:
             known = script.get_revision(revision)
         except CommandError:
             known = None
         if known is None:
             raise DatabaseTooNew(
-                f"database: it is at revision {revision!r}, which this version does not know; "
+                f"it is at revision {revision!r}, which this version does not know; "
                 "install the newer version that made it, or name another database"
             )
+    return heads

@@ -82,7 +82,9 @@ class TaskSettings(Settings):
 class AgentSettings(Settings):
     """[agent]: the loop that plays a task, and the processes that run it."""
 
-    entry: str = Field("tide_sdk.agents:chat", pattern=r"^[\w.]+:\w+$", description="module:function of an @agent")
+    entry: str = Field(
+        "tide_sdk.agents:chat_agent", pattern=r"^[\w.]+:\w+$", description="module:function of an @agent"
+    )
     num_workers: int = Field(1, ge=1, le=64, description="agent worker processes")
     max_tasks_per_worker: int = Field(512, ge=1, description="tasks that one worker plays at once")
     task_timeout_s: float = Field(600, gt=0, description="seconds of one attempt's wall time before it is aborted")
@@ -98,7 +100,9 @@ class RolloutSettings(Settings):
     kv_tokens: int = Field(65_536, ge=64, description="KV cache of a rank, in tokens")
     max_context_tokens: int = Field(512, ge=16, description="longest prompt plus completion, in tokens")
     max_new_tokens: int = Field(4, ge=1, description="tokens that one turn may sample")
+    block_tokens: int = Field(32, ge=1, description="tokens of a KV block; vLLM on CPU wants a multiple of 32")
     max_running: int = Field(256, ge=1, description="requests that a rank batches at once (vLLM's max_num_seqs)")
+    num_threads: int = Field(1, ge=1, description="CPU threads of one engine")
     temperature: float = Field(1.0, gt=0, le=2, description="sampling temperature of training rollouts; never 0")
     ready_timeout_s: float = Field(300, gt=0, description="seconds until an engine must serve")
     probe_interval_s: float = Field(2, gt=0, description="seconds between health probes of an engine")
@@ -122,6 +126,12 @@ class AlgorithmSettings(Settings):
     def _sizes(self) -> Self:
         if self.min_group_size > self.group_size:
             raise ValueError(f"min_group_size {self.min_group_size} is above group_size {self.group_size}; lower it")
+        if self.eta and not (self.loss.clipped or self.loss.allow_unclipped):
+            raise ValueError(
+                "an unclipped loss diverges on stale data; set eta = 0, clip, or loss.allow_unclipped = true"
+            )
+        if self.loss.needs_reference:
+            raise ValueError("loss.kl_coefficient needs Ref ranks, which do not exist yet; set it to 0")
         return self
 
 
@@ -136,6 +146,7 @@ class TrainSettings(Settings):
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm clip; 0: no clip")
     micro_batch_tokens: int = Field(16_384, ge=1, description="tokens, padding included, of a micro-batch")
     num_threads: int = Field(1, ge=1, description="CPU threads of one Actor rank")
+    checkpoint_every: int = Field(10, ge=0, description="train steps between checkpoints; 0: only at the end")
     timeout_s: float = Field(600, gt=0, description="seconds for one train step, and for the boot")
 
 
@@ -183,6 +194,8 @@ class TrainerSettings(Settings):
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         rollout = self.rollout
+        if rollout.engine == "vllm" and rollout.block_tokens % 32:
+            raise ValueError(f"rollout.block_tokens {rollout.block_tokens} is no multiple of 32; use 32")
         if rollout.max_new_tokens >= rollout.max_context_tokens:
             raise ValueError("rollout.max_new_tokens must be below rollout.max_context_tokens; lower it")
         if rollout.max_context_tokens > rollout.kv_tokens:
@@ -210,7 +223,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> TrainerSettings:
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(str(path), f"cannot be read ({error.strerror}); give the path of a TOML file") from error
+        raise ConfigurationError(
+            str(path), f"cannot be read ({error.strerror}); give the path of a TOML file"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(str(path), f"is not valid TOML: {error}") from error
     for override in overrides:

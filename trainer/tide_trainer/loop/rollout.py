@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from tide_trainer.errors import RunFailed
@@ -30,8 +30,13 @@ RETRIED = frozenset({"infrastructure", "environment_failed"})
 class TaskRunner(Protocol):
     """Runs one task under the scheduler; the shell implements it."""
 
-    async def run(self, prompt: Prompt, group: str, member: int, attempt: int, kind: Kind) -> Trajectory:
-        """The trajectory of one attempt; cancelling aborts the attempt and ends its task on the gateway."""
+    async def run(
+        self, prompt: Prompt, group: str, member: int, attempt: int, kind: Kind, temperature: float | None = None
+    ) -> Trajectory:
+        """The trajectory of one attempt; cancelling aborts the attempt and ends its task on the gateway.
+
+        A `temperature` of None takes the configured one.
+        """
         ...
 
 
@@ -44,7 +49,6 @@ class Rollout:
         repository: where every prompt's fate is written.
         algorithm: group size, batch size and eta.
         agent: attempts per task.
-        run: the run's name, first part of every group's uid.
     """
 
     def __init__(
@@ -54,14 +58,12 @@ class Rollout:
         repository: RunRepository,
         algorithm: AlgorithmSettings,
         agent: AgentSettings,
-        run: str,
     ) -> None:
         self._runner = runner
         self._source = source
         self._repository = repository
         self._algorithm = algorithm
         self._agent = agent
-        self._run = run
         self._buffers = StalenessBuffers(algorithm.eta, algorithm.groups_per_batch)
         self._version = 0
         self._groups: dict[str, Group] = {}
@@ -81,6 +83,11 @@ class Rollout:
         self._version = version
         self._buffers.check()
         self._fill()
+
+    @property
+    def trainer_version(self) -> int:
+        """The model version that the next train step starts from."""
+        return self._buffers.version
 
     def buffers(self) -> tuple[BufferView, ...]:
         """The buffers as they stand, for people."""
@@ -115,7 +122,7 @@ class Rollout:
     def _fill(self) -> None:
         while self._open and self._buffers.can_reserve(self._version):
             prompt = self._source.take()
-            uid = f"{self._run}/{prompt.uid}"
+            uid = prompt.uid
             self._buffers.reserve(uid, self._version)
             task = asyncio.create_task(self._group(uid, prompt, self._version), name=uid)
             self._tasks.add(task)
@@ -135,7 +142,8 @@ class Rollout:
         if len(rewarded) < self._algorithm.min_group_size:
             await self._drop(uid, trajectories)
             return
-        group = Group(uid, prompt, tuple(trajectories), min(trajectory.version for trajectory in rewarded))
+        sampled = [trajectory.version for trajectory in rewarded if trajectory.segments]
+        group = Group(uid, prompt, tuple(trajectories), min(sampled, default=version))
         if group.version < version:
             raise RunFailed(f"group {uid} holds tokens of version {group.version}, older than its reserved {version}")
         await self._repository.finish_group(group)
@@ -161,7 +169,7 @@ class Rollout:
         )
 
 
-async def with_attempts(run: Callable[[int], asyncio.Future[Trajectory]], max_attempts: int) -> Trajectory:
+async def with_attempts(run: Callable[[int], Awaitable[Trajectory]], max_attempts: int) -> Trajectory:
     """Runs attempts 0, 1, ... until one has an outcome that another attempt could not mend."""
     trajectory = await run(0)
     for attempt in range(1, max_attempts):

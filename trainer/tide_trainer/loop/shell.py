@@ -26,9 +26,9 @@ from tide_trainer.errors import RunFailed
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Refuse, Resume, SchedulerView
+from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
 from tide_trainer.settings import TrainerSettings
-from tide_trainer.types import Kind, Prompt, RankId, Trajectory
+from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
 _LOG = logging.getLogger(__name__)
 _CONTROL_TIMEOUT_S = 30.0
@@ -36,6 +36,10 @@ _CONTROL_TIMEOUT_S = 30.0
 
 class SchedulerShell:
     """Runs tasks under the scheduler.
+
+    Attributes:
+        version: the model version that the rollout ranks serve.
+        failed: gets the error that ends the run.
 
     Args:
         scheduler: the pure scheduler; only this object calls it.
@@ -65,11 +69,13 @@ class SchedulerShell:
         self._run = run
         self._now = now
         self._tasks: dict[str, ShellTask] = {}
-        self._in_flight: set[str] = set()
+        self._in_flight: set[int] = set()
+        self.version = 0
         self._drained = asyncio.Event()
         self._drained.set()
         self._background: set[asyncio.Task[None]] = set()
         self._woken = False
+        self._timer: asyncio.TimerHandle | None = None
         self._figures = ShellFigures()
         self._idle_since_s: float | None = now()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,22 +96,28 @@ class SchedulerShell:
         self._scheduler.submit(task.entry(self._settings))
         self._wake()
         try:
-            return await task.result
+            trajectory = await task.result
+            self._scheduler.on_end(session, self._now())
+            return trajectory
+        except asyncio.CancelledError:
+            self._scheduler.withdraw(session)
+            raise
         finally:
             del self._tasks[session]
             self._count_idle()
-            if task.playing is not None and not task.playing.done():
+            if task.playing is not None:
                 task.playing.cancel()
-            self._scheduler.on_end(session, self._now())
             self._wake()
 
-    def add_rank(self, rank: RankId, budget_tokens: int) -> None:
-        """A rollout rank serves from now on."""
-        self._scheduler.add_rank(rank, budget_tokens)
+    def add_rank(self, info: EngineInfo) -> None:
+        """A rollout rank, known to the router already, serves from now on."""
+        budget_tokens = self._settings.scheduler.budget_tokens(info.kv_tokens)
+        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens)
         self._wake()
 
     def quarantine(self, rank: RankId, reason: str) -> None:
         """Takes a rank out; its tasks are re-placed at their next call."""
+        _LOG.error("rollout rank %s leaves the scheduler: %s", rank, reason)
         self._scheduler.remove_rank(rank)
         self._spawn(self._router.drop_rank(rank))
         self._wake()
@@ -121,6 +133,7 @@ class SchedulerShell:
 
     def open_gate(self, version: int) -> None:
         """Grants again; the ranks serve `version`."""
+        self.version = version
         self._scheduler.open_gate()
         self._wake()
 
@@ -136,6 +149,8 @@ class SchedulerShell:
 
     async def close(self) -> None:
         """Cancels what the shell has in flight; the tasks' own coroutines are their callers' to cancel."""
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -148,10 +163,20 @@ class SchedulerShell:
     def _pump(self) -> None:
         self._woken = False
         try:
-            for decision in self._scheduler.plan(self._now()):
+            now_s = self._now()
+            for decision in self._scheduler.plan(now_s):
                 self._carry_out(decision)
+            self._set_timer(now_s)
         except Exception as error:  # noqa: BLE001 - the boundary: the run ends with it
             self._fail(error)
+
+    def _set_timer(self, now_s: float) -> None:
+        wake_s = self._scheduler.next_wake_s()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if wake_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.01, wake_s - now_s), self._wake)
 
     def _carry_out(self, decision: Decision) -> None:
         task = self._tasks.get(decision.task)
@@ -176,7 +201,7 @@ class SchedulerShell:
         call, task.call = task.call, None
         self._in_flight.add(call)
         self._drained.clear()
-        self._router.grant(call, rank)
+        self._router.grant(call, rank, self.version)
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
         _LOG.warning("task %s is refused: %s", task.session, reason)
@@ -230,6 +255,8 @@ class SchedulerShell:
             self._router.refuse(event["call"], "session_closed", "the task is over")
             return
         task.call = event["call"]
+        if self._scheduler.phase(task.session) is Phase.GENERATING:
+            self._scheduler.on_abort(task.session, self._now())
         self._scheduler.on_call(task.session, event["prompt_tokens"], event["max_new_tokens"], self._now())
         self._wake()
 
@@ -247,7 +274,7 @@ class SchedulerShell:
         if task is not None and task.call == event["call"]:
             task.call = None
 
-    def _call_over(self, call: str) -> None:
+    def _call_over(self, call: int) -> None:
         self._in_flight.discard(call)
         if not self._in_flight:
             self._drained.set()
@@ -269,6 +296,11 @@ class SchedulerShell:
         if not task.cancelled() and task.exception() is not None:
             self._fail(task.exception())
 
-    def _fail(self, error: BaseException | None) -> None:
+    def fail(self, error: RunFailed) -> None:
+        """Ends the run: who awaits `failed` gets the error; the first one counts."""
         if not self.failed.done():
-            self.failed.set_exception(RunFailed(f"the scheduler's shell failed: {error!r}"))
+            self.failed.set_exception(error)
+
+    def _fail(self, error: BaseException | None) -> None:
+        _LOG.error("the scheduler's shell failed", exc_info=error)
+        self.fail(RunFailed(f"the scheduler's shell failed: {error!r}"))

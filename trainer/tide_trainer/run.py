@@ -1,0 +1,170 @@
+"""One run from its folder to its report; every end, a failure and Ctrl-C included, leaves whole files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from tide_trainer.errors import TrainerError
+from tide_trainer.loop.evaluation import Evaluation
+from tide_trainer.persistence.migrate import async_url, migrate_database
+from tide_trainer.persistence.repository import RunRepository
+from tide_trainer.report.html import write_report
+from tide_trainer.report.metrics import MetricsLog
+from tide_trainer.report.view import LiveView
+from tide_trainer.run_directory import RunDirectory, new_run_directory
+from tide_trainer.settings import TrainerSettings
+from tide_trainer.wiring import Wired, wired
+
+_LOG = logging.getLogger(__name__)
+_CLOSING_S = 12.0
+
+
+async def run(settings: TrainerSettings, *, only_warm_start: bool = False) -> int:
+    """Runs a checked configuration; returns the exit code.
+
+    Cancelling it ends the run in order within 15 s: tasks are ended, processes stopped, prompts accounted for, the
+    report written.
+    """
+    directory = new_run_directory(settings.run)
+    config = plain(settings)
+    directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
+    _log_to(directory)
+    url = settings.run.database_url or directory.database_url("trainer")
+    await asyncio.to_thread(migrate_database, url)
+    repository = RunRepository(async_url(url), directory.name, directory.payloads)
+    try:
+        await repository.open_run(config, time.time())
+        return await _Run(settings, directory, repository, config).play(only_warm_start=only_warm_start)
+    finally:
+        await repository.close()
+
+
+def plain(settings: TrainerSettings) -> dict[str, Any]:
+    """The configuration as TOML can hold it."""
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+class _Run:
+    def __init__(
+        self, settings: TrainerSettings, directory: RunDirectory, repository: RunRepository, config: Mapping[str, Any]
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._repository = repository
+        self._log = MetricsLog(directory.metrics)
+        self._view = LiveView(
+            Console(),
+            name=directory.name,
+            max_train_steps=settings.run.max_train_steps,
+            eta=settings.algorithm.eta,
+            target=settings.run.target_success,
+        )
+        self._samples: list[dict[str, Any]] = []
+        self._wired: Wired | None = None
+        self._started_s = time.monotonic()
+        self._record(
+            "run", name=directory.name, config=config, started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        )
+
+    async def play(self, *, only_warm_start: bool) -> int:
+        status, reason, code = "failed", "", 1
+        try:
+            with self._view:
+                reason = await self._body(only_warm_start)
+                status, code = "completed", 0
+        except asyncio.CancelledError:
+            status, reason, code = "stopped", "stopped by a signal", 130
+        except TrainerError as error:
+            reason = str(error)
+            _LOG.error("the run failed: %s", error)
+        except Exception as error:
+            reason = f"unexpected: {error!r}"
+            _LOG.exception("the run failed")
+        finally:
+            await self._finish(status, reason)
+        print(f"{status}: {reason}\nreport: {self._directory.path / 'report.html'}")
+        return code
+
+    async def _body(self, only_warm_start: bool) -> str:
+        async with wired(self._settings, self._directory, self._repository, self._record, self._keep_samples) as parts:
+            self._wired = parts
+            progress = asyncio.create_task(self._progress(parts))
+            try:
+                return await parts.run(only_warm_start=only_warm_start)
+            finally:
+                progress.cancel()
+                self._record("phase", phase="stopping")
+
+    async def _progress(self, parts: Wired) -> None:
+        while True:
+            self._view.update({"event": "progress", **parts.progress()})
+            await asyncio.sleep(0.5)
+
+    async def _finish(self, status: str, reason: str) -> None:
+        """Accounts for every prompt and writes the last record and the report."""
+        await self._repository.drop_unfinished("the run ended first")
+        await self._repository.close_run(status, time.time())
+        usage = self._wired.usage() if self._wired is not None else {}
+        self._record(
+            "end",
+            status=status,
+            reason=reason,
+            account=await self._repository.account(),
+            largest_staleness=await self._repository.largest_staleness(),
+            eta=self._settings.algorithm.eta,
+            parity_max_abs=self._wired.parity_max_abs if self._wired is not None else None,
+            parity_tolerance=self._settings.rollout.parity_tolerance,
+            wall_s=time.monotonic() - self._started_s,
+            **usage,
+        )
+        self._log.close()
+        self._directory.samples.write_text(json.dumps(self._samples), encoding="utf-8")
+        await asyncio.to_thread(write_report, self._directory.path)
+
+    def _record(self, event: str, **fields: Any) -> None:
+        self._view.update(self._log.write(event, **fields))
+
+    def _keep_samples(self, when: str, evaluation: Evaluation) -> None:
+        """Keeps failures and successes for the report's pages, before and after training on the same prompts."""
+        if self._wired is None:
+            return
+        chosen = evaluation.trajectories[: self._settings.evaluation.num_samples]
+        for trajectory in chosen:
+            tokens = [
+                {
+                    "text": self._wired.token_text(token),
+                    "logprob": logprob if hit else None,
+                    "sampled": hit,
+                    "version": v,
+                }
+                for segment in trajectory.segments
+                for token, hit, logprob, v in zip(
+                    segment.token_ids, segment.sampled, segment.logprobs, segment.versions, strict=True
+                )
+            ]
+            row = asdict(trajectory)
+            self._samples.append(
+                {"when": when, "seed": self._settings.tasks.eval_seed + trajectory.member, "tokens": tokens}
+                | {name: row[name] for name in ("uid", "reward", "outcome", "turns", "messages")}
+            )
+
+
+def _log_to(directory: RunDirectory) -> None:
+    """Sends the main process's log to the run's folder too."""
+    directory.logs.mkdir(exist_ok=True)
+    handler = logging.FileHandler(directory.logs / "main.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if not isinstance(h, logging.FileHandler)]:
+        old.setLevel(logging.ERROR)
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)

@@ -1,0 +1,86 @@
+"""The folder of one run: `runs/NAME/`, never one that an earlier run has used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tide_trainer.errors import ConfigurationError
+from tide_trainer.settings import RunSettings
+
+MAX_RUNS_OF_A_NAME = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of a run's files.
+
+    Attributes:
+        name: the run's name: the folder's, which may end in a number.
+        path: the folder, absolute.
+    """
+
+    name: str
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def config(self) -> Path:
+        """The configuration as resolved."""
+        return self.path / "config.toml"
+
+    @property
+    def samples(self) -> Path:
+        """Trajectories for the report."""
+        return self.path / "samples.json"
+
+    @property
+    def model(self) -> Path:
+        """The model that the run starts from, where the run made it."""
+        return self.path / "model"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint, which transformers loads."""
+        return self.path / "checkpoint"
+
+    @property
+    def payloads(self) -> Path:
+        """Token payloads, named by hash."""
+        return self.path / "payloads"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the run's processes."""
+        return self.path / "logs"
+
+    def database_url(self, name: str) -> str:
+        """URL of a SQLite file in the folder."""
+        return f"sqlite:///{self.path / f'{name}.sqlite3'}"
+
+
+def new_run_directory(settings: RunSettings) -> RunDirectory:
+    """Makes `NAME`, or `NAME-2`, `NAME-3`, ... where that exists: a fresh run never reads an old run's files.
+
+    Raises:
+        ConfigurationError: the folder cannot be made.
+    """
+    parent = Path(settings.directory).absolute()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1, MAX_RUNS_OF_A_NAME):
+            name = settings.name if number == 1 else f"{settings.name}-{number}"
+            try:
+                (parent / name).mkdir()
+            except FileExistsError:
+                continue
+            return RunDirectory(name, parent / name)
+    except OSError as error:
+        raise ConfigurationError(
+            "run.directory", f"{parent}: {error.strerror}; choose a folder that can be written"
+        ) from error
+    raise ConfigurationError("run.name", f"{MAX_RUNS_OF_A_NAME} runs have this name; choose another")

@@ -1,0 +1,229 @@
+"""A booted run: its objects, and the phases it goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tide_sdk.client import GatewayClient
+from tide_trainer.backends.engine_process import EngineProcess
+from tide_trainer.cluster.local import LocalProcesses
+from tide_trainer.errors import EngineFailed, RunFailed
+from tide_trainer.loop.evaluation import Evaluation
+from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.prompts import PromptSource
+from tide_trainer.loop.rollout import Rollout
+from tide_trainer.loop.shell import SchedulerShell
+from tide_trainer.loop.sync import WeightSync
+from tide_trainer.loop.train import Parts, TrainLoop
+from tide_trainer.loop.warm_start import WarmStart, record_demonstrations, supervised_sequences
+from tide_trainer.persistence.repository import RunRepository
+from tide_trainer.protocols import TrainingBackend
+from tide_trainer.router.renderer import Renderer
+from tide_trainer.run_directory import RunDirectory
+from tide_trainer.scheduling.ctb import TaskScheduler
+from tide_trainer.scheduling.roles import RankRole, RoleView, plan_roles
+from tide_trainer.settings import TrainerSettings
+from tide_trainer.types import EngineInfo, RankId, Role
+
+_LOG = logging.getLogger(__name__)
+
+
+class Wired:
+    """What `wiring.wired` hands out; its parts are up, but for the rollout engines, which `run` awaits."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        directory: RunDirectory,
+        repository: RunRepository,
+        record: Callable[..., None],
+        keep_samples: Callable[[str, Evaluation], None],
+        processes: LocalProcesses,
+        model: Path,
+        backend: TrainingBackend,
+        engines: dict[RankId, EngineProcess],
+        engines_up: asyncio.Future[list[EngineInfo]],
+        gateway: GatewayClient,
+        router: RouterPort,
+        workers: WorkerPool,
+        demonstrators: WorkerPool,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._repository = repository
+        self._record = record
+        self._keep_samples = keep_samples
+        self._processes = processes
+        self._backend = backend
+        self._engines = engines
+        self._engines_up = engines_up
+        self._gateway = gateway
+        self._router = router
+        self._workers = workers
+        self._demonstrators = demonstrators
+        self._renderer = Renderer(model)
+        self._shell = SchedulerShell(
+            TaskScheduler(settings.scheduler), router, workers, gateway, settings, directory.name
+        )
+        self._sync = WeightSync(
+            backend, self._engines, self._shell, settings.rollout, _vocab_size(model), settings.run.seed
+        )
+        self._rollout = Rollout(
+            self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
+        )
+        self._loop: TrainLoop | None = None
+        self._watching: list[asyncio.Task[None]] = []
+
+    @property
+    def parity_max_abs(self) -> float | None:
+        """Largest log-prob difference of the run so far; None before the first sync."""
+        return self._sync.parity_max_abs
+
+    async def run(self, *, only_warm_start: bool) -> str:
+        """The whole run; returns why it ended. The first part that fails for good ends it."""
+        work = asyncio.create_task(self._phases(only_warm_start), name="phases")
+        try:
+            await asyncio.wait((work, self._shell.failed), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._shell.failed.result()
+            return await work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _phases(self, only_warm_start: bool) -> str:
+        warm = self._settings.warm_start.enabled
+        sequences = []
+        if warm:
+            self._record("phase", phase="recording demonstrations")
+            conversations = await record_demonstrations(
+                self._demonstrators, self._router.url, self._settings, self._directory.name
+            )
+            sequences = supervised_sequences(self._renderer, conversations)
+            self._record("phase", phase="booting")
+        await self._engines_ready()
+        if warm:
+            self._record("phase", phase="warm start")
+            await WarmStart(self._backend, self._sync, self._shell, self._settings, self._record).run(sequences)
+        if only_warm_start:
+            await self._save(0)
+            return "warm start done"
+        self._record("phase", phase="training")
+        self._loop = TrainLoop(
+            Parts(
+                self._backend, self._shell, self._rollout, self._sync, self._repository, self._record,
+                self._save, self._keep_samples, self._roles,
+            ),
+            self._settings,
+        )  # fmt: skip
+        return await self._loop.run()
+
+    async def _engines_ready(self) -> None:
+        for info in await self._engines_up:
+            engine = self._engines[info.rank]
+            await self._router.add_rank(info.rank, info.url, engine.token)
+            self._shell.add_rank(info)
+            self._watching.append(asyncio.create_task(self._watch(engine), name=f"watch {info.rank}"))
+        await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        """Quarantines a rank at once when its process ends or its probe fails; below `min_ranks` the run fails."""
+        reason = await self._death(engine)
+        if self._engines.pop(engine.rank, None) is None:
+            return
+        self._shell.quarantine(engine.rank, reason)
+        if len(self._engines) < self._settings.rollout.min_ranks:
+            self._shell.fail(
+                RunFailed(f"{reason}\n{len(self._engines)} rollout ranks are left, below rollout.min_ranks")
+            )
+
+    async def _death(self, engine: EngineProcess) -> str:
+        dead = asyncio.ensure_future(engine.wait_dead())
+        try:
+            while True:
+                await asyncio.wait((dead,), timeout=self._settings.rollout.probe_interval_s)
+                if dead.done():
+                    return dead.result()
+                try:
+                    await engine.stats()
+                except EngineFailed as error:
+                    if not dead.done():
+                        return f"rollout rank {engine.rank} does not answer its probe: {error}"
+        finally:
+            dead.cancel()
+
+    async def _save(self, version: int) -> None:
+        await self._backend.save(str(self._directory.checkpoint), {"model_version": str(version)})
+
+    def _roles(self) -> RoleView:
+        actors = [RankId("actor", index) for index in range(self._settings.train.num_ranks)]
+        ready = sum(buffer.num_occupied for buffer in self._rollout.buffers())
+        return RoleView(
+            ranks=(
+                *(RankRole(rank, Role.ACTOR, self._rollout.trainer_version) for rank in actors),
+                *(RankRole(rank, Role.ROLLOUT, self._shell.version) for rank in self._engines),
+            ),
+            version=self._rollout.trainer_version,
+            num_ready_groups=ready,
+            batch_size=self._settings.algorithm.groups_per_batch,
+        )
+
+    def progress(self) -> dict[str, Any]:
+        """What the live view shows between records."""
+        view = self._shell.view()
+        size = self._settings.algorithm.groups_per_batch
+        return {
+            "buffers": [
+                {"version": b.version, "state": b.state.value, "occupied": b.num_occupied, "reserved": b.num_reserved, "size": size}
+                for b in self._rollout.buffers()
+            ],
+            "ranks": [
+                {
+                    "rank": str(rank.rank),
+                    "role": "rollout",
+                    "version": self._shell.version,
+                    "usage_tokens": rank.usage_tokens,
+                    "budget_tokens": rank.budget_tokens,
+                    "num_active": rank.num_tasks - rank.num_waiting,
+                    "num_paused": rank.num_waiting,
+                }
+                for rank in view.ranks
+            ],
+            "num_queued": view.num_queued,
+            "num_active": view.num_generating + view.num_acting + view.num_held,
+            "num_paused": view.num_paused,
+        }  # fmt: skip
+
+    def usage(self) -> dict[str, Any]:
+        """CPU seconds and peak memory by process."""
+        children = {child.name: child for child in self._processes.children}
+        return {
+            "cpu_s": {name: self._processes.cpu_seconds(child) for name, child in children.items()},
+            "peak_rss_bytes": {name: self._processes.peak_rss_bytes(child) for name, child in children.items()},
+        }
+
+    def token_text(self, token_id: int) -> str:
+        """A token as people read it."""
+        return self._renderer.token_text(token_id)
+
+    async def close(self) -> None:
+        """Cancels what runs here; the processes are `wiring`'s to end."""
+        for task in (*self._watching, self._engines_up):
+            task.cancel()
+        await asyncio.gather(*self._watching, self._engines_up, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            if self._loop is not None:
+                await self._loop.close()
+        await self._rollout.close()
+        await self._shell.close()
+
+
+def _vocab_size(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

@@ -1,0 +1,236 @@
+"""Builds a run's objects and processes from its configuration, and takes them down again.
+
+    model folder -> | gateway, router, agent workers, training backend |  -> warm start -> train loop
+                    | rollout engines (slow to boot, awaited last)     |
+
+Every process is a child in `LocalProcesses`; whatever happens, `wired` ends them all before it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from tide_sdk.client import GatewayClient
+from tide_trainer.backends.factory import make_backend, make_engine
+from tide_trainer.channel import Channel, ChannelServer, serve_channel
+from tide_trainer.cluster.local import LocalProcesses
+from tide_trainer.errors import ProcessFailed, TrainerError
+from tide_trainer.loop.evaluation import Evaluation
+from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.warm_start import FIRST_VERSION
+from tide_trainer.persistence.repository import RunRepository
+from tide_trainer.run_directory import RunDirectory
+from tide_trainer.settings import TrainerSettings, gateway_token
+from tide_trainer.types import RankId
+from tide_trainer.wired import Wired
+
+_LOG = logging.getLogger(__name__)
+_READY_S = 60.0
+_STOP_S = 10.0
+
+
+@contextlib.asynccontextmanager
+async def wired(
+    settings: TrainerSettings,
+    directory: RunDirectory,
+    repository: RunRepository,
+    record: Callable[..., None],
+    keep_samples: Callable[[str, Evaluation], None],
+) -> AsyncIterator[Wired]:
+    """Boots everything but waits for no engine; on exit ends tasks, then processes, within 15 s."""
+    processes = LocalProcesses(directory.logs)
+    sockets = Path(tempfile.mkdtemp(prefix="tide-"))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        stack.push_async_callback(_shielded, lambda: processes.stop_all(_STOP_S))
+        record("phase", phase="booting")
+        model = await _model_folder(settings, directory, processes)
+        peers = _Peers()
+        server = await serve_channel(sockets / "control.sock", peers.connected)
+        stack.push_async_callback(server.close)
+        booting = _Boot(settings, directory, processes, server, peers, model)
+        version = FIRST_VERSION if settings.warm_start.enabled else 0
+        engines = {
+            rank: make_engine(settings, rank, model, version, processes, directory.path / "engines")
+            for rank in (RankId("rollout", index) for index in range(settings.rollout.num_ranks))
+        }
+        weights = _weights_folder(sockets)
+        stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        backend = make_backend(settings, model, processes, weights)
+        async with contextlib.AsyncExitStack() as failing:
+            engines_up = asyncio.gather(*(engine.start() for engine in engines.values()))
+            failing.callback(engines_up.cancel)
+            gateway, router, workers, demonstrators, _ = await _together(
+                booting.gateway(),
+                booting.router(),
+                booting.workers("worker", settings.agent.entry, settings.agent.num_workers),
+                booting.workers(
+                    "demonstrator", settings.warm_start.demonstrator, 1 if settings.warm_start.enabled else 0
+                ),
+                backend.start(),
+            )
+            await stack.enter_async_context(gateway)
+            parts = Wired(
+                settings,
+                directory,
+                repository,
+                record,
+                keep_samples,
+                processes,
+                model,
+                backend,
+                engines,
+                engines_up,
+                gateway,
+                router,
+                workers,
+                demonstrators,
+            )
+            stack.push_async_callback(_shielded, parts.close)
+            failing.pop_all()
+        yield parts
+
+
+async def _together(*coroutines: Any) -> list[Any]:
+    """Runs boots side by side; the first failure cancels the others and is raised alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _shielded(close: Callable[[], Any]) -> None:
+    """Closes although the run is being cancelled; a failure to close is logged, for others still have to close."""
+    try:
+        await asyncio.shield(asyncio.ensure_future(close()))
+    except TrainerError as error:
+        _LOG.error("closing failed: %s", error)
+
+
+def _weights_folder(fallback: Path) -> Path:
+    """Where versions are published: a tmpfs where the machine has one."""
+    shared = Path("/dev/shm")  # noqa: S108 - the folder in it is made with mode 0700 and a random name
+    return Path(tempfile.mkdtemp(prefix="tide-weights-", dir=shared if os.access(shared, os.W_OK) else fallback))
+
+
+async def _model_folder(settings: TrainerSettings, directory: RunDirectory, processes: LocalProcesses) -> Path:
+    """The configured folder, or a tiny model made in a process of its own."""
+    model = settings.model
+    if model.path:
+        return Path(model.path).absolute()
+    wanted = directory.path / "model.json"
+    shape = {
+        "seed": settings.run.seed,
+        "hidden": model.hidden_size,
+        "layers": model.num_layers,
+        "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads,
+        "feed_forward": model.intermediate_size,
+        "max_context_tokens": settings.rollout.max_context_tokens,
+    }
+    wanted.write_text(json.dumps({"directory": str(directory.model), "words": model.words, "shape": shape}))
+    child = await processes.spawn(
+        "make-model", [sys.executable, "-m", "tide_trainer.backends.make_model", "--settings", str(wanted)]
+    )
+    async with asyncio.timeout(_READY_S * 2):
+        code = await child.wait_dead()
+    if code:
+        raise ProcessFailed(f"the tiny model could not be made; the end of its log:\n{child.tail()}")
+    wanted.unlink()
+    return directory.model
+
+
+class _Peers:
+    """Channels by the name that each process gives in its hello."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[Channel]] = {}
+
+    def connected(self, channel: Channel) -> None:
+        """Hands a new channel to who waits for it; an unexpected one is closed."""
+        waiting = self._waiting.pop(channel.peer, None)
+        if waiting is None or waiting.done():
+            _LOG.warning("an unexpected process %r connected; its channel is closed", channel.peer)
+            channel.close()
+        else:
+            waiting.set_result(channel)
+
+    def expect(self, name: str) -> asyncio.Future[Channel]:
+        """The channel that a process named `name` will open."""
+        return self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
+
+
+class _Boot:
+    """Starts the processes that are neither engines nor Actor ranks."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        directory: RunDirectory,
+        processes: LocalProcesses,
+        server: ChannelServer,
+        peers: _Peers,
+        model: Path,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._processes = processes
+        self._server = server
+        self._peers = peers
+        self._model = model
+        self._gateway_url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def gateway(self) -> GatewayClient:
+        """The configured gateway, or one of our own over the registry file."""
+        wanted = self._settings.gateway
+        url = wanted.url
+        if not url:
+            argv = [
+                sys.executable, "-m", "tide_gateway.cli", "serve",
+                "--config", str(Path(wanted.environments).absolute()),
+                "--port", str(wanted.port),
+                "--database", self._directory.database_url("gateway"),
+                "--log-level", "warning",
+            ]  # fmt: skip
+            child = await self._processes.spawn("gateway", argv, announce=True, ready_timeout_s=wanted.ready_timeout_s)
+            url = child.url
+        self._gateway_url.set_result(url)
+        return GatewayClient(url, token=gateway_token())
+
+    async def router(self) -> RouterPort:
+        """The router's process."""
+        joined = self._peers.expect("router")
+        argv = [sys.executable, "-m", "tide_trainer.router", "--control", str(self._server.path)]
+        argv += ["--model-dir", str(self._model)]
+        child = await self._processes.spawn("router", argv, announce=True, ready_timeout_s=_READY_S)
+        async with asyncio.timeout(_READY_S):
+            return RouterPort(await joined, child.url)
+
+    async def workers(self, name: str, entry: str, num: int) -> WorkerPool:
+        """Agent worker processes for one agent."""
+        url = await asyncio.shield(self._gateway_url)
+        channels: list[Channel] = []
+        for index in range(num):
+            joined = self._peers.expect(f"{name}-{index}")
+            argv = [sys.executable, "-m", "tide_trainer.loop.agent_worker", "--control", str(self._server.path)]
+            argv += ["--name", f"{name}-{index}", "--agent", entry, "--gateway", url]
+            child = await self._processes.spawn(f"{name}-{index}", argv)
+            dead = asyncio.ensure_future(child.wait_dead())
+            await asyncio.wait((joined, dead), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+            if not joined.done():
+                raise ProcessFailed(f"agent worker {name}-{index} did not connect; the end of its log:\n{child.tail()}")
+            dead.cancel()
+            channels.append(joined.result())
+        return WorkerPool(channels, "policy")
