@@ -89,7 +89,6 @@ def new_task(
     now_s: float,
 ) -> Task:
     """A task that begins to start at `now_s`; its `start` clock runs."""
-    clocks = enter(new_clocks(limits), TaskState.STARTING, now_s)
     return Task(
         task_id=task_id,
         owner=owner,
@@ -98,7 +97,7 @@ def new_task(
         attempt=attempt,
         kind=kind,
         state=TaskState.STARTING,
-        clocks=clocks,
+        clocks=enter(new_clocks(limits), TaskState.STARTING, now_s),
         created_s=now_s,
     )
 
@@ -164,8 +163,8 @@ def refusal(task: Task) -> TideError:
     if outcome.kind == "expired":
         clock = outcome.clock.value if outcome.clock else "a"
         return TideError("expired", f"the task's {clock} clock has expired", clock=clock, outcome=shown)
-    words = f"the task has ended: {outcome.kind}" + (f" ({outcome.reason})" if outcome.reason else "")
-    return TideError("ended", words, outcome=shown)
+    why = f"{outcome.kind} ({outcome.reason})" if outcome.reason else outcome.kind
+    return TideError("ended", f"the task has ended: {why}", outcome=shown)
 
 
 def placed(task: Task, instance: str) -> Task:
@@ -218,11 +217,7 @@ def answered(task: Task, now_s: float, *, terminated: bool, truncated: bool) -> 
 
 
 def pause(task: Task, epoch: int | None, now_s: float) -> Task:
-    """The task after `/pause`; the very same object where the call changes nothing.
-
-    Raises:
-        TideError: the task starts, ends or has ended.
-    """
+    """The task after `/pause`; the very same object where the call changes nothing. Raises like `resume`."""
     if _settled(task, epoch):
         return task
     newest = task.epoch if epoch is None else epoch
