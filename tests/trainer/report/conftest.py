@@ -33,6 +33,15 @@ class ManualClock:
         return self.now_s
 
 
+def _config(num_steps: int, eta: int) -> Record:
+    return {
+        "run": {"name": "quickstart", "max_train_steps": num_steps, "target_success": 0.9, "seed": 1},
+        "tasks": {"environment": "babyai", "parameters": {"level": "BabyAI-GoToObj-v0"}, "num_eval": 200},
+        "algorithm": {"eta": eta, "groups_per_batch": 16, "group_size": 8, "loss": {"kind": "grpo", "clip": 0.2}},
+        "train": {"learning_rate": 0.001, "betas": [0.9, 0.95]},
+    }
+
+
 def synthetic_records(num_steps: int = 30, *, eta: int = 1, seed: int = 7, level: float = 0.94) -> list[Record]:
     """A run that learns: success climbs from about .52 to `level`."""
     rng = random.Random(seed)
@@ -54,13 +63,7 @@ def synthetic_records(num_steps: int = 30, *, eta: int = 1, seed: int = 7, level
         add("evaluation", 2, model_version=version, kind=kind, success=success, num=200, num_total=200,
             mean_reward=reward, mean_turns=turns, partial=False)  # fmt: skip
 
-    config = {
-        "run": {"name": "quickstart", "max_train_steps": num_steps, "target_success": 0.9, "seed": 1},
-        "tasks": {"environment": "babyai", "parameters": {"level": "BabyAI-GoToObj-v0"}, "num_eval": 200},
-        "algorithm": {"eta": eta, "groups_per_batch": 16, "group_size": 8, "loss": {"kind": "grpo", "clip": 0.2}},
-        "train": {"learning_rate": 0.001, "betas": [0.9, 0.95]},
-    }
-    add("run", name="quickstart", config=config, started_at="2025-11-04T09:30:00Z")
+    add("run", name="quickstart", config=_config(num_steps, eta), started_at="2025-11-04T09:30:00Z")
     add("phase", phase="booting")
     add("phase", 50, phase="recording demonstrations")
     add("phase", 8, phase="warm start")

@@ -71,6 +71,7 @@ def test_a_full_disk_is_told_once_and_leaves_the_earlier_lines_whole(tmp_path: P
     log.close()
     assert [record["event"] for record in read_metrics(tmp_path / "m")] == ["phase"]
     assert (tmp_path / "m").read_bytes().count(b"\n") == 1
+    assert (tmp_path / "m").read_bytes().endswith(b"}\n")
     assert [record.get("model_version") for record in log.records] == [None, 1, 2]
 
 

@@ -86,6 +86,16 @@ def test_evaluations_that_were_cut_short_do_not_judge() -> None:
     assert "rose from 50% to 90%" in verdict(summarise(records))
 
 
+def test_a_whole_evaluation_is_not_replaced_by_one_that_was_cut_short() -> None:
+    records = [evaluation(5, 0.9), evaluation(5, 0.2, num=9, partial=True)]
+    assert [point.success for point in summarise(records).sampled] == [0.9]
+    assert [point.success for point in summarise(records[::-1]).sampled] == [0.9]
+
+
+def test_an_evaluation_that_was_repeated_counts_once_and_the_last_wins() -> None:
+    assert [point.success for point in summarise([evaluation(5, 0.9), evaluation(5, 0.8)]).sampled] == [0.8]
+
+
 def test_the_wilson_interval() -> None:
     low, high = wilson(0.5, 200)
     assert low == pytest.approx(0.4314, abs=1e-4)

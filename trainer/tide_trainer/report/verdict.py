@@ -88,7 +88,11 @@ def key_figures(run: RunSummary) -> list[Figure]:
     interval = f"95% interval {percent(last.low)} to {percent(last.high)}" if last and last.low is not None else ""
     return [
         Figure("Sampled success", percent(last.success if last else None), start or interval),
-        Figure("Greedy success", percent(greedy.success if greedy else None), "temperature 0, held-out seeds"),
+        Figure(
+            "Greedy success",
+            percent(greedy.success if greedy else None),
+            f"temperature 0, at version {greedy.model_version:.0f}" if greedy else "temperature 0",
+        ),
         Figure("Train steps", count(len(run.steps)), f"of at most {planned:,}" if isinstance(planned, int) else ""),
         Figure("Wall time", seconds(run.wall_s), f"{seconds(total_cpu)} of CPU" if total_cpu is not None else ""),
         Figure("Goodput", f"{quantity(_mean(goodput))} tok/s" if goodput else MISSING, "mean, trained tokens"),
