@@ -103,6 +103,16 @@ class Renderer:
         """The text of sampled ids without special tokens; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    def decode_after(self, ids: Sequence[int]) -> str:
+        """The text of ids in their place behind others, special tokens included.
+
+        Some tokenizers drop the space of whatever comes first; behind the end token nothing comes first.
+        """
+        if not self._anchor:
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
+        text = self._tokenizer.decode([self._anchor_id, *ids], skip_special_tokens=False)
+        return text.removeprefix(self._anchor)
+
     def token_text(self, token_id: int) -> str:
         """The text of one id, special or not; empty for an id that the tokenizer does not know."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)

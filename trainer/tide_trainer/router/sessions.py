@@ -2,8 +2,9 @@
 
 The next prompt is the ids so far plus the ids of what the template adds; sampled ids are never rendered again. Whether
 that is allowed is seen from the text: the newly rendered conversation must begin with the text of a segment so far
-(prompt, reply as it was answered, stop token). If it does not, because the template drops or trims history or because
-the agent edited it, a new segment starts with the freshly rendered prompt: an explicit break.
+(prompt, then the reply as it was answered or as its ids read in place, then the stop token). If it does not, because
+the template drops or trims history or because the agent edited it, a new segment starts with the freshly rendered
+prompt: an explicit break.
 
 Several segments stay open, so that an agent that alternates between two conversations extends both.
 """
@@ -26,12 +27,12 @@ class OpenSegment:
     """A segment that grows.
 
     Attributes:
-        text: the text that `ids` stand for, as the template writes it.
+        texts: the text that `ids` stand for: as the reply was answered, and where it differs as the ids read in place.
         ids: prompt and sampled ids in order.
         turns: (start of the sampled ids, their log-probs, model version) of each turn.
     """
 
-    text: str = ""
+    texts: tuple[str, ...] = ()
     ids: list[int] = field(default_factory=list)
     turns: list[tuple[int, tuple[float, ...], int]] = field(default_factory=list)
 
@@ -93,14 +94,14 @@ class Capture:
     ) -> PlannedTurn:
         """The prompt of the next turn. Raises RenderError if the template refuses the messages."""
         text = self._renderer.render(messages, tools)
-        best: OpenSegment | None = None
+        best, length = None, 0
         for segment in self._segments[-MAX_OPEN:]:
-            size = len(segment.text)
-            if size < len(text) and (best is None or size > len(best.text)) and text.startswith(segment.text):
-                best = segment
+            for known in segment.texts:
+                if length < len(known) < len(text) and text.startswith(known):
+                    best, length = segment, len(known)
         if best is None:
             return PlannedTurn(None, text, self._renderer.encode(text))
-        added = self._renderer.encode_after(text[len(best.text) :])
+        added = self._renderer.encode_after(text[length:])
         return PlannedTurn(best, text, best.ids + added)
 
     def commit(self, turn: PlannedTurn, reply: Reply, version: int) -> None:
@@ -118,7 +119,8 @@ class Capture:
         stop_text = (
             self._renderer.token_text(last) if last in self._renderer.stop_token_ids and last is not None else ""
         )
-        segment.text = turn.text + reply.content + stop_text
+        answered, in_place = reply.content + stop_text, self._renderer.decode_after(reply.token_ids)
+        segment.texts = tuple(turn.text + text for text in dict.fromkeys((answered, in_place)))
         segment.ids.extend(turn.prompt_ids[before:])
         segment.turns.append((len(segment.ids), reply.logprobs, version))
         segment.ids.extend(reply.token_ids)

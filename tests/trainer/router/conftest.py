@@ -1,0 +1,253 @@
+"""Model folders with real kinds of tokenizers and templates, an engine that says what it is told, and a router app."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tide_trainer import types
+from tide_trainer.router.app import RouterApp
+from tide_trainer.router.calls import Calls
+from tide_trainer.router.control import Control
+from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.state import Limits
+
+SPECIALS = [
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "[INST]",
+    "[/INST]",
+    "<|start|>",
+    "<|stop|>",
+    "<|eot|>",
+]
+WORDS = ["go", "left", "right", "forward", "you", "see", "a", "red", "ball", "door", "task", "yes"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN = (
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0]['role'] == 'system' %}"
+    "{{- messages[0]['content'] }}{%- endif %}{{- '\\n\\n# Tools' }}{%- for tool in tools %}{{- '\\n' }}"
+    "{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}{%- if message.role != 'tool' %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>' + '\\n' }}{%- else %}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+THINKING = (
+    "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}{%- set content = m.content or '' %}"
+    "{%- if m.role == 'assistant' and loop.index0 < ns.last and '</think>' in content %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+LLAMA = (
+    "{{- bos_token }}{%- for m in messages %}"
+    "{{- '<|start|>' + m.role + '<|stop|>\\n\\n' + m.content | trim + '<|eot|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start|>assistant<|stop|>\\n\\n' }}{%- endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}{% else %}"
+    "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+)
+WORD = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' }}{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ '<end>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": (CHATML, "<|im_end|>"),
+    "qwen": (QWEN, "<|im_end|>"),
+    "thinking": (THINKING, "<|im_end|>"),
+    "llama": (LLAMA, "<|eot|>"),
+    "mistral": (MISTRAL, "</s>"),
+}
+
+
+def _folder(path: Path, tokenizer: Tokenizer, template: str, eos: str, bos: str | None) -> Path:
+    path.mkdir(parents=True)
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "chat_template": template}
+    config |= {"bos_token": bos} if bos else {}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(eos)}))
+    return path
+
+
+def _bpe() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    rng = random.Random(0)
+    corpus = [
+        " ".join(rng.choices([*WORDS, "aaaa", "hello", "<think>", "</think>", "user", "\n"], k=20)) for _ in range(300)
+    ]
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer
+
+
+def _metaspace() -> Tokenizer:
+    """As Llama 2 and Mistral have it: whatever text comes first gets a space before it."""
+    vocabulary = {text: i for i, text in enumerate(["<unk>", *SPECIALS, *(f"<0x{i:02X}>" for i in range(256)), "▁"])}
+    for letter in "abcdefghijklmnopqrstuvwxyz!":
+        vocabulary[letter] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(SPECIALS)
+    return tokenizer
+
+
+def _word() -> Tokenizer:
+    specials = ["<pad>", "<unk>", "<end>", "<system>", "<user>", "<assistant>", "<tool>"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*specials, *WORDS])}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    found = {"word": _folder(root / "word", _word(), WORD, "<end>", None)}
+    bpe = _bpe()
+    for name, (template, eos) in TEMPLATES.items():
+        found[name] = _folder(root / name, bpe, template, eos, "<s>")
+    found["metaspace"] = _folder(root / "metaspace", _metaspace(), MISTRAL, "</s>", "<s>")
+    return found
+
+
+@pytest.fixture(scope="session")
+def renderers(folders: dict[str, Path]) -> dict[str, Renderer]:
+    return {name: Renderer(folder) for name, folder in folders.items()}
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers with what `say` gives for a prompt, and remembers what it was sent and sampled."""
+
+    say: Callable[[list[int]], Any]
+    sent: list[list[int]] = field(default_factory=list)
+    sampled: list[tuple[int, ...]] = field(default_factory=list)
+    samplings: list[types.Sampling] = field(default_factory=list)
+    closed: bool = False
+
+    async def generate(self, prompt_ids, sampling, *, request_id=None, priority=0, timeout_s=None) -> types.Completion:
+        self.sent.append(list(prompt_ids))
+        self.samplings.append(sampling)
+        said = self.say(prompt_ids)
+        said = await said if asyncio.iscoroutine(said) else said
+        if isinstance(said, types.Completion):
+            return said
+        ids = tuple(said)
+        self.sampled.append(ids)
+        return types.Completion(ids, tuple(-0.25 for _ in ids), 0, "stop", version=5)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Router:
+    """The router's parts in one process, with a main process that grants what `grants` says."""
+
+    renderer: Renderer
+    limits: Limits = field(default_factory=lambda: Limits(hold_timeout_s=20.0))
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    auto_rank: str | None = "r0"
+
+    def __post_init__(self) -> None:
+        self.calls = Calls(self.renderer, self.notify, self.limits, "policy")
+        self.engines: dict[str, ScriptedEngine] = {}
+        self.control = Control(
+            self.renderer, self.calls, self.limits, lambda: 0.0, lambda url, token: self.engines[url]
+        )
+        self.app = RouterApp(self.control, self.calls, self.renderer, self.notify, self.limits, "policy")
+
+    def notify(self, name: str, payload: dict[str, Any]) -> None:
+        json.dumps(payload)
+        self.events.append((name, payload))
+        if name == "call" and self.auto_rank is not None:
+            asyncio.get_running_loop().call_soon(self.grant, payload["call"])
+
+    def grant(self, call: str, rank: str | None = None) -> None:
+        self.control.grant({"call": call, "rank": rank or self.auto_rank, "version": 5})
+
+    def engine(self, say: Callable[[list[int]], Any], rank: str = "r0") -> ScriptedEngine:
+        self.engines[rank] = ScriptedEngine(say)
+        self.control.rank({"rank": rank, "url": rank})
+        return self.engines[rank]
+
+    def open(self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16) -> None:
+        sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
+        data = {"session": session, "api_key": "key-" + session, "sampling": sampling}
+        self.control.open(data | {"max_context_tokens": max_context_tokens})
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+    async def call(self, method: str, path: str, body: Any = None, *, key: str = "key-s", gone=None, **headers: str):
+        """One ASGI request; `gone` is an event that stands for the client's going away."""
+        raw = b"" if body is None else json.dumps(body).encode()
+        pairs = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in pairs.items()],
+        }
+        requests = iter([{"type": "http.request", "body": raw, "more_body": False}])
+        sent: list[Any] = []
+
+        async def receive():
+            for message in requests:
+                return message
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        await asyncio.wait_for(self.app(scope, receive, send), 30)
+        if not sent:
+            return None, None
+        return sent[0]["status"], sent[1]["body"]
+
+    async def chat(self, messages: list[dict[str, Any]], session: str = "s", gone=None, headers=None, **options: Any):
+        body = {"model": "policy", "messages": messages, **options}
+        path = f"/sessions/{session}/v1/chat/completions"
+        status, data = await self.call("POST", path, body, key="key-" + session, gone=gone, **(headers or {}))
+        return status, None if data is None else json.loads(data)
+
+
+@pytest.fixture
+def router(renderers: dict[str, Renderer]) -> Router:
+    return Router(renderers["chatml"])
+
+
+@pytest.fixture
+def user() -> Callable[[str], dict[str, str]]:
+    return lambda text: {"role": "user", "content": text}
