@@ -178,7 +178,7 @@ class ServedTask:
             self._enter(TaskState.WAITING, new_turn=True)
             if pausing:
                 self._enter(TaskState.PAUSED)
-                self._hook = asyncio.create_task(self._run_hook(self._instance.pause, quiet=True))
+                self._hook = asyncio.create_task(_run_hook(self._instance.pause, quiet=True))
         self._latest = observation
         record.answer = self._observation()
         record.done.set()
@@ -210,28 +210,11 @@ class ServedTask:
             elif before is TaskState.PAUSED:
                 hook = self._instance.resume
             if hook is not None:
-                self._hook = asyncio.create_task(self._run_hook(hook, after=previous))
+                self._hook = asyncio.create_task(_run_hook(hook, after=previous))
                 await asyncio.shield(self._hook)
         return codec.dumps(
             {"state": self.state.value, "epoch": self._epoch, "clocks": clock_view(self._clocks, self._now())}
         )
-
-    async def _run_hook(
-        self,
-        hook: Callable[[], Awaitable[None]],
-        *,
-        after: asyncio.Task[None] | None = None,
-        quiet: bool = False,
-    ) -> None:
-        if after is not None:
-            await asyncio.wait((after,))
-        try:
-            async with asyncio.timeout(HOOK_LIMIT_S):
-                await hook()
-        except (TimeoutError, TideError) as error:
-            if not quiet:  # at the end of a turn nobody waits; the instance has logged it
-                detail = error.detail if isinstance(error, TideError) else f"no answer within {HOOK_LIMIT_S} s"
-                raise TideError("environment_failed", detail) from error
 
     async def end(self, reason: str | None) -> bytes:
         """Cut the task off if it is not over, release the instance, and give the final account; safe to repeat."""
@@ -298,3 +281,17 @@ class ServedTask:
     def _enter(self, state: TaskState, *, new_turn: bool = False) -> None:
         self._clocks = enter(self._clocks, state, self._now(), new_turn=new_turn)
         self.state = state
+
+
+async def _run_hook(
+    hook: Callable[[], Awaitable[None]], *, after: asyncio.Task[None] | None = None, quiet: bool = False
+) -> None:
+    if after is not None:
+        await asyncio.wait((after,))
+    try:
+        async with asyncio.timeout(HOOK_LIMIT_S):
+            await hook()
+    except (TimeoutError, TideError) as error:
+        if not quiet:  # at the end of a turn nobody waits; the instance has logged it
+            detail = error.detail if isinstance(error, TideError) else f"no answer within {HOOK_LIMIT_S} s"
+            raise TideError("environment_failed", detail) from error

@@ -29,7 +29,7 @@ from tide_sdk.wire import CONTRACT_VERSION, EndRequest, EpochRequest, Observatio
 
 _log = logging.getLogger("tide_sdk.server")
 SWEEP_EVERY_S = 0.5
-CLOSE_LIMIT_S = 3.0
+CLOSE_LIMIT_S = 2.0
 """Seconds that a stopping server gives its tasks to release what they hold."""
 
 

@@ -1,0 +1,92 @@
+"""Footprints arrive in batches and in sequence; what is lost is counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+
+from tide_sdk import codec
+from tide_sdk.footprints import Footprint, FootprintReporter
+from tide_sdk.http import Disconnected
+from tide_sdk.http_parse import Response
+
+
+class Router:
+    def __init__(self, *failures) -> None:
+        self.failures = list(failures)
+        self.batches: list[list[dict]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def request(self, method, path, body=None, *, headers=None, timeout_s=None, idempotent=False):
+        assert (method, path, idempotent) == ("POST", "/footprints", True)
+        await self.gate.wait()
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, Exception):
+                raise failure
+            return failure
+        self.batches.append(codec.loads(body))
+        return Response(204, {}, b"")
+
+    async def aclose(self):
+        pass
+
+
+def report(reporter, task="t", turn=0):
+    return reporter.report(task, turn, prompt_tokens=5, completion_tokens=2)
+
+
+async def test_one_tick_is_one_batch_in_sequence():
+    router = Router()
+    async with FootprintReporter("http://r", http=router) as reporter:
+        assert await asyncio.gather(*(report(reporter, turn=turn) for turn in range(5))) == [True] * 5
+        assert await report(reporter, turn=5)
+    first, second = [[Footprint.model_validate(item) for item in batch] for batch in router.batches]
+    assert [item.sequence for item in (*first, *second)] == [1, 2, 3, 4, 5, 6]
+    assert first[0].context_tokens == 7
+    assert (reporter.num_sent, reporter.num_lost) == (6, 0)
+
+
+async def test_reports_gather_while_a_batch_is_under_way_up_to_a_bound():
+    router = Router()
+    router.gate.clear()
+    reporter = FootprintReporter("http://r", http=router, max_pending=4, max_batch=3)
+    calls = [asyncio.create_task(report(reporter))]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    calls += [asyncio.create_task(report(reporter)) for _ in range(6)]
+    await asyncio.sleep(0)
+    router.gate.set()
+    assert await asyncio.gather(*calls) == [True] * 5 + [False] * 2
+    assert [len(batch) for batch in router.batches] == [1, 3, 1]
+    assert (reporter.num_sent, reporter.num_lost) == (5, 2)
+
+
+async def test_a_lost_answer_is_tried_again_and_a_refusal_is_not(clock):
+    router = Router(Disconnected("x"), Response(503, {}, b""))
+    async with FootprintReporter("http://r", http=router, sleep=clock.sleep) as reporter:
+        assert await report(reporter)
+        router.failures.append(Response(422, {}, b'{"code":"invalid"}'))
+        assert not await report(reporter)
+    assert (reporter.num_sent, reporter.num_lost) == (1, 1)
+
+
+async def test_a_silent_router_loses_reports_and_blocks_nobody():
+    router = Router()
+    router.gate.clear()
+    reporter = FootprintReporter("http://r", http=router, deadline_s=0.01)
+    calls = [asyncio.create_task(report(reporter)) for _ in range(2)]
+    assert await asyncio.gather(*calls) == [False, False]
+    last = asyncio.create_task(report(reporter))
+    await asyncio.sleep(0)
+    await reporter.aclose()
+    assert await last is False
+    assert reporter.num_lost == 3
+
+
+def test_a_footprint_cannot_be_negative():
+    with pytest.raises(ValidationError):
+        Footprint(task="t", sequence=1, turn=0, prompt_tokens=-1, completion_tokens=0, context_tokens=0)
