@@ -26,6 +26,11 @@ def _listed() -> tuple[Path, ...]:
     return tuple(path for name in sorted(set(names)) if name and (path := ROOT / name).is_file())
 
 
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
 class Tree:
     """The repository's files, with paths told relative to its root."""
 
@@ -41,7 +46,7 @@ class Tree:
         return [p for p in _listed() if p.suffix == suffix and (not folders or p.relative_to(ROOT).parts[0] in folders)]
 
     def parse(self, path: Path) -> ast.Module:
-        return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        return _parsed(path)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def run(tree, tmp_path):
         (tmp_path / "test_case.py").write_text(CASE, encoding="utf-8")
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = vllm: an engine\n", encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
-        environment = os.environ | {"TIDE_REQUIRE": require}
+        environment = os.environ | {"TIDE_REQUIRE": require, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
 
     return run_case
