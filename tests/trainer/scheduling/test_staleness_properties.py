@@ -108,7 +108,7 @@ class StalenessMachine(RuleBasedStateMachine):
         assert {r.entry for r in records if r.occupied} == self.complete
 
 
-StalenessMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+StalenessMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestStalenessMachine = StalenessMachine.TestCase
 
 
