@@ -203,13 +203,13 @@ class Router:
 
     def open(self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16) -> None:
         sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
-        data = {"session": session, "api_key": "key-" + session, "sampling": sampling}
+        data = {"session": session, "api_key": "key-of-" + session, "sampling": sampling}
         self.control.open(data | {"max_context_tokens": max_context_tokens})
 
     def names(self) -> list[str]:
         return [name for name, _ in self.events]
 
-    async def call(self, method: str, path: str, body: Any = None, *, key: str = "key-s", gone=None, **headers: str):
+    async def call(self, method: str, path: str, body: Any = None, *, key: str = "key-of-s", gone=None, **headers: str):
         """One ASGI request; `gone` is an event that stands for the client's going away."""
         raw = b"" if body is None else json.dumps(body).encode()
         pairs = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
@@ -239,7 +239,7 @@ class Router:
     async def chat(self, messages: list[dict[str, Any]], session: str = "s", gone=None, headers=None, **options: Any):
         body = {"model": "policy", "messages": messages, **options}
         path = f"/sessions/{session}/v1/chat/completions"
-        status, data = await self.call("POST", path, body, key="key-" + session, gone=gone, **(headers or {}))
+        status, data = await self.call("POST", path, body, key="key-of-" + session, gone=gone, **(headers or {}))
         return status, None if data is None else json.loads(data)
 
 
