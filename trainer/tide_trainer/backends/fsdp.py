@@ -24,11 +24,11 @@ from tide_trainer import types
 from tide_trainer.backends.engine_process import Child, Spawner
 from tide_trainer.backends.micro_batches import plan_micro_batches
 from tide_trainer.backends.training_wire import FsdpSettings, RankSettings, check_sequence, combine, pack
+from tide_trainer.backends.whole_files import existing
 from tide_trainer.channel import Channel, ChannelError, ChannelServer, PeerError, serve_channel
 from tide_trainer.errors import BackendFailed, ConfigurationError
 
 _STOP_S = 8.0
-_PREVIOUS = ".previous"
 T = TypeVar("T")
 
 
@@ -75,9 +75,8 @@ class FsdpBackend:
         """
         if self._children:
             raise BackendFailed("the training backend is started already")
-        if checkpoint is not None:
-            checkpoint = _existing(checkpoint)
-        _check_model(checkpoint or self._settings.model)
+        folder = existing(checkpoint or self._settings.model)
+        checkpoint = None if checkpoint is None else folder
         try:
             async with asyncio.timeout(self._settings.boot_timeout_s):
                 await self._spawn()
@@ -256,20 +255,6 @@ class FsdpBackend:
 
     def _tails(self) -> str:
         return "\n".join(f"log of rank {rank}:\n{child.tail()}" for rank, child in enumerate(self._children))
-
-
-def _existing(checkpoint: str) -> str:
-    """The folder, or the one before where a crash came between two renames of `save`."""
-    previous = checkpoint.rstrip("/") + _PREVIOUS
-    return previous if not os.path.isdir(checkpoint) and os.path.isdir(previous) else checkpoint
-
-
-def _check_model(folder: str) -> None:
-    if not (Path(folder) / "config.json").is_file():
-        fix = (
-            f"{folder!r} is no Hugging Face model folder (no config.json); name one, or leave it empty for a tiny model"
-        )
-        raise ConfigurationError("model.path", fix)
 
 
 def publish_directory(name: str) -> str:

@@ -1,0 +1,114 @@
+"""Files that are whole or absent: published versions and checkpoint folders. No torch.
+
+A checkpoint is a Hugging Face model folder with three files more:
+
+    trainer_state.json          format and model version
+    trainer_state.safetensors   the optimizer's moments, the generators' states
+    extra.json                  what the caller of `save` gave
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tide_trainer.errors import ConfigurationError
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+STATE_JSON, STATE_TENSORS, EXTRA_JSON = "trainer_state.json", "trainer_state.safetensors", "extra.json"
+_OWN = frozenset({STATE_JSON, STATE_TENSORS, EXTRA_JSON})
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt"})
+_PREVIOUS = ".previous"
+_NUM_KEPT = 2
+
+
+@contextmanager
+def published(directory: str, version: int) -> Iterator[tuple[Path, Path]]:
+    """Yields (part, path): write the part; it becomes the version's file at the end.
+
+    Versions before the last two are then removed: a rollout rank may still read the one before.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"v{version:08d}.safetensors"
+    part = folder / f".{path.name}.part"
+    yield part, path
+    part.replace(path)
+    older = sorted(other for other in folder.glob("v*.safetensors") if other.name < path.name)
+    for stale in older[: max(0, len(older) - (_NUM_KEPT - 1))]:
+        stale.unlink(missing_ok=True)
+
+
+@contextmanager
+def checkpoint(directory: str, source: str, version: int, extra: Mapping[str, str]) -> Iterator[Path]:
+    """Yields a new folder beside `directory`, with all but the tensors; at the end it takes the name.
+
+    The checkpoint before stays as `directory.previous`. A crash at any point leaves one of the two whole; `existing`
+    finds it.
+
+    Args:
+        directory: the checkpoint's folder.
+        source: the model folder whose configuration and tokenizer files are copied.
+        version: the model version.
+        extra: kept in `extra.json`.
+    """
+    final = Path(directory)
+    part, previous = final.with_name(f".{final.name}.part"), final.with_name(final.name + _PREVIOUS)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for file in sorted(Path(source).iterdir()):
+        weights = file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
+        if file.is_file() and not weights and file.name not in _OWN:
+            shutil.copyfile(file, part / file.name)
+    (part / EXTRA_JSON).write_text(json.dumps(dict(extra), indent=1), "utf-8")
+    (part / STATE_JSON).write_text(json.dumps({"format": FORMAT, "version": version}), "utf-8")
+    yield part
+    for path in [*part.iterdir(), part]:
+        _sync(path)
+    if final.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        final.rename(previous)
+    part.rename(final)
+    _sync(final.parent)
+
+
+def existing(directory: str) -> str:
+    """The folder, or the checkpoint before it where a crash came between two renames.
+
+    Raises:
+        ConfigurationError: neither is a model folder.
+    """
+    previous = directory.rstrip("/") + _PREVIOUS
+    for folder in (directory, previous):
+        if (Path(folder) / WEIGHTS).is_file() or (Path(folder) / "config.json").is_file():
+            return folder
+    fix = f"{directory!r} is no Hugging Face model folder (no config.json); name one, or '' for a tiny model"
+    raise ConfigurationError("model.path", fix)
+
+
+def saved_version(directory: str) -> int | None:
+    """The model version of a checkpoint; None for a plain model folder.
+
+    Raises:
+        ConfigurationError: another release wrote it.
+    """
+    path = Path(directory) / STATE_JSON
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text("utf-8"))
+    if found.get("format") != FORMAT:
+        raise ConfigurationError(str(path), f"format {found.get('format')!r} is not {FORMAT}: saved by another release")
+    return int(found["version"])
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
