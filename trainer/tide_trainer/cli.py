@@ -104,8 +104,7 @@ async def _until_signal(running: object) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from tide_trainer.report.html import main_report
 
-    print(main_report(arguments.run_directory))
-    return 0
+    return main_report(arguments.run_directory)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -24,13 +24,13 @@ class AdvantageSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: Literal["grpo", "dr_grpo", "rloo", "maxrl"] = Field(
-        "grpo",
+        default="grpo",
         description="grpo: (R - mean) / (std + eps); dr_grpo: R - mean; rloo: R - mean of the others; "
         "maxrl: (R - mean) / (mean + eps)",
     )
-    ddof: Literal[0, 1] = Field(1, description="divisor of grpo's variance: n - ddof")
-    eps: float = Field(1e-6, gt=0, le=1, description="added to grpo's std and maxrl's mean")
-    std_floor: float = Field(1e-6, ge=0, description="grpo: smallest std; equal rewards then give 0, not noise")
+    ddof: Literal[0, 1] = Field(default=1, description="divisor of grpo's variance: n - ddof")
+    eps: float = Field(default=1e-6, gt=0, le=1, description="added to grpo's std and maxrl's mean")
+    std_floor: float = Field(default=1e-6, ge=0, description="grpo: smallest std; equal rewards then give 0, not noise")
 
 
 class LossSettings(BaseModel):
@@ -39,31 +39,37 @@ class LossSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
-        "ppo",
+        default="ppo",
         description="ppo: clipped token ratio (GRPO's loss); gspo: clipped sequence ratio; cispo: clipped weight on "
         "the log-prob; reinforce: the log-prob alone, unclipped",
     )
-    clip_low: float = Field(0.2, ge=0, le=1, description="ratios are clipped at 1 - clip_low; 1: no lower clip")
-    clip_high: float = Field(0.2, ge=0, description="ratios are clipped at 1 + clip_high; DAPO: 0.28")
-    dual_clip: float = Field(0.0, ge=0, description="ppo: bound of the loss of a negative advantage, above 1; 0: none")
+    clip_low: float = Field(default=0.2, ge=0, le=1, description="ratios are clipped at 1 - clip_low; 1: no lower clip")
+    clip_high: float = Field(default=0.2, ge=0, description="ratios are clipped at 1 + clip_high; DAPO: 0.28")
+    dual_clip: float = Field(
+        default=0.0, ge=0, description="ppo: bound of the loss of a negative advantage, above 1; 0: none"
+    )
     behaviour: Literal["none", "token", "sequence", "icepop"] = Field(
-        "token",
+        default="token",
         description="weight exp(lp_old - lp_engine) on each token's loss. token: truncated at behaviour_cap (TIS); "
         "sequence: of the sequence's product, truncated; icepop: 0 outside [behaviour_floor, behaviour_cap]",
     )
-    behaviour_cap: float = Field(2.0, ge=0, description="C; 0: not truncated (token: decoupled PPO)")
-    behaviour_floor: float = Field(0.5, ge=0, description="icepop's lower bound")
-    kl_coefficient: float = Field(0.0, ge=0, description="weight of the KL penalty to the reference; 0: no reference")
-    kl_estimator: Literal["k2", "k3"] = Field("k3", description="k1 is missing: its expected gradient is zero")
-    kl_clamp: float = Field(10.0, gt=0, le=80, description="largest ref - lp that enters k2 and k3, against overflow")
-    entropy_coefficient: float = Field(0.0, ge=0, description="weight of the entropy bonus; 0: none")
+    behaviour_cap: float = Field(default=2.0, ge=0, description="C; 0: not truncated (token: decoupled PPO)")
+    behaviour_floor: float = Field(default=0.5, ge=0, description="icepop's lower bound")
+    kl_coefficient: float = Field(
+        default=0.0, ge=0, description="weight of the KL penalty to the reference; 0: no reference"
+    )
+    kl_estimator: Literal["k2", "k3"] = Field(default="k3", description="k1 is missing: its expected gradient is zero")
+    kl_clamp: float = Field(
+        default=10.0, gt=0, le=80, description="largest ref - lp that enters k2 and k3, against overflow"
+    )
+    entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus; 0: none")
     aggregation: Literal["token_mean", "sequence_mean", "dr_grpo", "sequence_sum"] = Field(
-        "token_mean",
+        default="token_mean",
         description="over the whole optimizer update. token_mean: sum / sampled tokens (DAPO); sequence_mean: mean of "
         "sequence means (GRPO); dr_grpo: sum / (sequences * constant_tokens); sequence_sum: mean of sequence sums",
     )
-    constant_tokens: int = Field(1024, ge=1, description="dr_grpo's constant length L")
-    allow_unclipped: bool = Field(False, description="True: accept an unclipped loss although eta >= 1")
+    constant_tokens: int = Field(default=1024, ge=1, description="dr_grpo's constant length L")
+    allow_unclipped: bool = Field(default=False, description="True: accept an unclipped loss although eta >= 1")
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:

@@ -57,7 +57,7 @@ def _check_entry(field: str, entry: str) -> None:
         raise ConfigurationError(field, f"{entry!r} is not of the form module:function")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # noqa: BLE001 - the boundary: a user's module may fail in any way
+    except Exception as error:
         raise ConfigurationError(field, f"module {module!r} cannot be imported: {error!r}") from error
     if not callable(found):
         raise ConfigurationError(field, f"module {module!r} has no function {name!r}")

@@ -45,7 +45,7 @@ class TrainingBackend(Protocol):
     """The Actor ranks: holds the weights and the optimizer, takes batches, publishes versions."""
 
     async def start(self, checkpoint: str | None = None) -> int:
-        """Boots the ranks from a model folder, or from a checkpoint of `save`; returns the model version (0 for a fresh model)."""
+        """Boots the ranks from a model folder, or from a folder of `save`; returns its version, 0 if fresh."""
         ...
 
     async def train(self, batch: types.TrainBatch) -> types.TrainReport:
@@ -53,15 +53,15 @@ class TrainingBackend(Protocol):
         ...
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probs at the present weights: for each sequence [T], the log-prob of token t given those before ([T], first 0.0)."""
+        """Log-probs at the present weights: of each token given those before, per sequence ([T], first 0.0)."""
         ...
 
     async def publish(self, version: int) -> types.WeightUpdate:
-        """Writes the present weights as `version` for the rollout ranks; files of versions before the last two are removed."""
+        """Writes the present weights as `version` for the rollout ranks; only the last two versions' files are kept."""
         ...
 
     async def save(self, directory: str, extra: Mapping[str, str]) -> None:
-        """Writes weights (Hugging Face format), optimizer and RNG atomically: a crash leaves the older checkpoint whole."""
+        """Writes weights (Hugging Face format), optimizer and RNG atomically: a crash leaves the older one whole."""
         ...
 
     async def stop(self) -> None:

@@ -22,7 +22,9 @@ from tide_trainer.report.metrics import MetricsLog
 from tide_trainer.report.view import LiveView
 from tide_trainer.run_directory import RunDirectory, new_run_directory
 from tide_trainer.settings import TrainerSettings
-from tide_trainer.wiring import Wired, wired
+from tide_trainer.usage import Usage
+from tide_trainer.wired import Wired
+from tide_trainer.wiring import wired
 
 _LOG = logging.getLogger(__name__)
 _CLOSING_S = 12.0
@@ -70,6 +72,7 @@ class _Run:
         )
         self._samples: list[dict[str, Any]] = []
         self._wired: Wired | None = None
+        self._usage: Usage | None = None
         self._started_s = time.monotonic()
         self._record(
             "run", name=directory.name, config=config, started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -86,7 +89,7 @@ class _Run:
         except TrainerError as error:
             reason = str(error)
             _LOG.error("the run failed: %s", error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the boundary: it is logged, recorded and ends the run
             reason = f"unexpected: {error!r}"
             _LOG.exception("the run failed")
         finally:
@@ -102,6 +105,7 @@ class _Run:
                 return await parts.run(only_warm_start=only_warm_start)
             finally:
                 progress.cancel()
+                self._usage = parts.usage()
                 self._record("phase", phase="stopping")
 
     async def _progress(self, parts: Wired) -> None:
@@ -113,7 +117,6 @@ class _Run:
         """Accounts for every prompt and writes the last record and the report."""
         await self._repository.drop_unfinished("the run ended first")
         await self._repository.close_run(status, time.time())
-        usage = self._wired.usage() if self._wired is not None else {}
         self._record(
             "end",
             status=status,
@@ -124,7 +127,8 @@ class _Run:
             parity_max_abs=self._wired.parity_max_abs if self._wired is not None else None,
             parity_tolerance=self._settings.rollout.parity_tolerance,
             wall_s=time.monotonic() - self._started_s,
-            **usage,
+            cpu_s=self._usage.cpu_s if self._usage else {},
+            peak_rss_bytes=self._usage.peak_rss_bytes if self._usage else {},
         )
         self._log.close()
         self._directory.samples.write_text(json.dumps(self._samples), encoding="utf-8")

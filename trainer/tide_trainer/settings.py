@@ -30,34 +30,46 @@ class Settings(BaseModel):
 class RunSettings(Settings):
     """[run]: what is run, for how long, and where its files go."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="folder name under `directory`")
-    directory: str = Field("runs", description="where run folders are made")
-    seed: int = Field(1, ge=0, description="seed of the model, the data order and the trainer")
-    max_train_steps: int = Field(30, ge=1, description="train steps (optimizer updates) after which the run ends")
-    max_time_s: float = Field(0, ge=0, description="seconds after which the run ends in order; 0: no limit")
-    target_success: float = Field(0, ge=0, le=1, description="evaluated success at which the run ends; 0: never")
-    database_url: str = Field("", description="trainer's SQLAlchemy URL; empty: trainer.sqlite3 in the run's folder")
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="folder name under `directory`"
+    )
+    directory: str = Field(default="runs", description="where run folders are made")
+    seed: int = Field(default=1, ge=0, description="seed of the model, the data order and the trainer")
+    max_train_steps: int = Field(
+        default=30, ge=1, description="train steps (optimizer updates) after which the run ends"
+    )
+    max_time_s: float = Field(default=0, ge=0, description="seconds after which the run ends in order; 0: no limit")
+    target_success: float = Field(
+        default=0, ge=0, le=1, description="evaluated success at which the run ends; 0: never"
+    )
+    database_url: str = Field(
+        default="", description="trainer's SQLAlchemy URL; empty: trainer.sqlite3 in the run's folder"
+    )
 
 
 class ModelSettings(Settings):
     """[model]: a Hugging Face folder, or a tiny model made from the run's seed."""
 
-    path: str = Field("", description="folder with config, weights and tokenizer; empty: make the tiny model")
-    words: str = Field("tide_environments.babyai:words", description="module:function that lists the tiny vocabulary")
-    hidden_size: int = Field(128, ge=32, description="tiny model: width")
-    num_layers: int = Field(2, ge=1, description="tiny model: decoder layers")
-    num_heads: int = Field(4, ge=1, description="tiny model: attention heads of 32 dimensions")
-    num_kv_heads: int = Field(2, ge=1, description="tiny model: key-value heads")
-    intermediate_size: int = Field(256, ge=32, description="tiny model: width of the MLP")
+    path: str = Field(default="", description="folder with config, weights and tokenizer; empty: make the tiny model")
+    words: str = Field(
+        default="tide_environments.babyai:words", description="module:function that lists the tiny vocabulary"
+    )
+    hidden_size: int = Field(default=128, ge=32, description="tiny model: width")
+    num_layers: int = Field(default=2, ge=1, description="tiny model: decoder layers")
+    num_heads: int = Field(default=4, ge=1, description="tiny model: attention heads of 32 dimensions")
+    num_kv_heads: int = Field(default=2, ge=1, description="tiny model: key-value heads")
+    intermediate_size: int = Field(default=256, ge=32, description="tiny model: width of the MLP")
 
 
 class GatewaySettings(Settings):
     """[gateway]: a gateway that runs, or one that the run starts for itself."""
 
-    url: str = Field("", description="base URL of a running gateway; empty: start one")
-    environments: str = Field("environments.toml", description="registry file for a gateway that the run starts")
-    port: int = Field(0, ge=0, le=65_535, description="port of a gateway that the run starts; 0: a free one")
-    ready_timeout_s: float = Field(60, gt=0, description="seconds until a started gateway must serve")
+    url: str = Field(default="", description="base URL of a running gateway; empty: start one")
+    environments: str = Field(
+        default="environments.toml", description="registry file for a gateway that the run starts"
+    )
+    port: int = Field(default=0, ge=0, le=65_535, description="port of a gateway that the run starts; 0: a free one")
+    ready_timeout_s: float = Field(default=60, gt=0, description="seconds until a started gateway must serve")
 
 
 class TaskSettings(Settings):
@@ -65,10 +77,12 @@ class TaskSettings(Settings):
 
     environment: str = Field(description="the environment's name at the gateway")
     parameters: dict[str, Any] = Field(default_factory=dict, description="task parameters for the environment")
-    train_seed: int = Field(1_000_000, ge=0, description="first seed of the training split; the run counts up from it")
-    eval_seed: int = Field(1_000, ge=0, description="first seed of the held-out split")
-    num_eval: int = Field(200, ge=1, description="held-out seeds in an evaluation")
-    warm_start_seed: int = Field(500_000, ge=0, description="first seed of the demonstrations")
+    train_seed: int = Field(
+        default=1_000_000, ge=0, description="first seed of the training split; the run counts up from it"
+    )
+    eval_seed: int = Field(default=1_000, ge=0, description="first seed of the held-out split")
+    num_eval: int = Field(default=200, ge=1, description="held-out seeds in an evaluation")
+    warm_start_seed: int = Field(default=500_000, ge=0, description="first seed of the demonstrations")
 
     @model_validator(mode="after")
     def _splits_apart(self) -> Self:
@@ -83,44 +97,54 @@ class AgentSettings(Settings):
     """[agent]: the loop that plays a task, and the processes that run it."""
 
     entry: str = Field(
-        "tide_sdk.agents:chat_agent", pattern=r"^[\w.]+:\w+$", description="module:function of an @agent"
+        default="tide_sdk.agents:chat_agent", pattern=r"^[\w.]+:\w+$", description="module:function of an @agent"
     )
-    num_workers: int = Field(1, ge=1, le=64, description="agent worker processes")
-    max_tasks_per_worker: int = Field(512, ge=1, description="tasks that one worker plays at once")
-    task_timeout_s: float = Field(600, gt=0, description="seconds of one attempt's wall time before it is aborted")
-    max_attempts: int = Field(3, ge=1, le=10, description="attempts of a task that fails for infrastructure reasons")
+    num_workers: int = Field(default=1, ge=1, le=64, description="agent worker processes")
+    max_tasks_per_worker: int = Field(default=512, ge=1, description="tasks that one worker plays at once")
+    task_timeout_s: float = Field(
+        default=600, gt=0, description="seconds of one attempt's wall time before it is aborted"
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, le=10, description="attempts of a task that fails for infrastructure reasons"
+    )
 
 
 class RolloutSettings(Settings):
     """[rollout]: the rollout ranks and their engine."""
 
-    engine: Literal["vllm", "fake"] = Field("vllm", description="inference engine of every rollout rank")
-    num_ranks: int = Field(1, ge=1, le=64, description="rollout ranks")
-    min_ranks: int = Field(1, ge=1, description="living rollout ranks below which the run fails")
-    kv_tokens: int = Field(65_536, ge=64, description="KV cache of a rank, in tokens")
-    max_context_tokens: int = Field(512, ge=16, description="longest prompt plus completion, in tokens")
-    max_new_tokens: int = Field(4, ge=1, description="tokens that one turn may sample")
-    block_tokens: int = Field(32, ge=1, description="tokens of a KV block; vLLM on CPU wants a multiple of 32")
-    max_running: int = Field(256, ge=1, description="requests that a rank batches at once (vLLM's max_num_seqs)")
-    num_threads: int = Field(1, ge=1, description="CPU threads of one engine")
-    temperature: float = Field(1.0, gt=0, le=2, description="sampling temperature of training rollouts; never 0")
-    ready_timeout_s: float = Field(300, gt=0, description="seconds until an engine must serve")
-    probe_interval_s: float = Field(2, gt=0, description="seconds between health probes of an engine")
-    sync_timeout_s: float = Field(120, gt=0, description="seconds for draining, and for one rank's weight update")
+    engine: Literal["vllm", "fake"] = Field(default="vllm", description="inference engine of every rollout rank")
+    num_ranks: int = Field(default=1, ge=1, le=64, description="rollout ranks")
+    min_ranks: int = Field(default=1, ge=1, description="living rollout ranks below which the run fails")
+    kv_tokens: int = Field(default=65_536, ge=64, description="KV cache of a rank, in tokens")
+    max_context_tokens: int = Field(default=512, ge=16, description="longest prompt plus completion, in tokens")
+    max_new_tokens: int = Field(default=4, ge=1, description="tokens that one turn may sample")
+    block_tokens: int = Field(default=32, ge=1, description="tokens of a KV block; vLLM on CPU wants a multiple of 32")
+    max_running: int = Field(
+        default=256, ge=1, description="requests that a rank batches at once (vLLM's max_num_seqs)"
+    )
+    num_threads: int = Field(default=1, ge=1, description="CPU threads of one engine")
+    temperature: float = Field(
+        default=1.0, gt=0, le=2, description="sampling temperature of training rollouts; never 0"
+    )
+    ready_timeout_s: float = Field(default=300, gt=0, description="seconds until an engine must serve")
+    probe_interval_s: float = Field(default=2, gt=0, description="seconds between health probes of an engine")
+    sync_timeout_s: float = Field(
+        default=120, gt=0, description="seconds for draining, and for one rank's weight update"
+    )
     parity_tolerance: float = Field(
-        1e-3, gt=0, description="largest allowed difference between the engine's and the trainer's log-probs"
+        default=1e-3, gt=0, description="largest allowed difference between the engine's and the trainer's log-probs"
     )
 
 
 class AlgorithmSettings(Settings):
     """[algorithm]: group sampling, the staleness bound, advantages and the loss."""
 
-    groups_per_batch: int = Field(16, ge=1, description="groups that one train step consumes")
-    group_size: int = Field(8, ge=1, description="sibling trajectories of one prompt")
-    eta: int = Field(1, ge=0, le=64, description="staleness bound: V_traj + eta >= V_buf; 0: synchronous")
-    min_group_size: int = Field(2, ge=1, description="rewarded siblings below which a group is dropped")
-    advantage: AdvantageSettings = Field(default_factory=AdvantageSettings)
-    loss: LossSettings = Field(default_factory=LossSettings)
+    groups_per_batch: int = Field(default=16, ge=1, description="groups that one train step consumes")
+    group_size: int = Field(default=8, ge=1, description="sibling trajectories of one prompt")
+    eta: int = Field(default=1, ge=0, le=64, description="staleness bound: V_traj + eta >= V_buf; 0: synchronous")
+    min_group_size: int = Field(default=2, ge=1, description="rewarded siblings below which a group is dropped")
+    advantage: AdvantageSettings = AdvantageSettings()
+    loss: LossSettings = LossSettings()
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -138,58 +162,68 @@ class AlgorithmSettings(Settings):
 class TrainSettings(Settings):
     """[train]: the training backend and the optimizer."""
 
-    backend: Literal["fsdp", "fake"] = Field("fsdp", description="training backend of the Actor ranks")
-    num_ranks: int = Field(1, ge=1, le=1024, description="Actor ranks")
-    learning_rate: float = Field(1e-3, gt=0, description="AdamW's learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    max_grad_norm: float = Field(1.0, ge=0, description="gradient norm clip; 0: no clip")
-    micro_batch_tokens: int = Field(16_384, ge=1, description="tokens, padding included, of a micro-batch")
-    num_threads: int = Field(1, ge=1, description="CPU threads of one Actor rank")
-    checkpoint_every: int = Field(10, ge=0, description="train steps between checkpoints; 0: only at the end")
-    timeout_s: float = Field(600, gt=0, description="seconds for one train step, and for the boot")
+    backend: Literal["fsdp", "fake"] = Field(default="fsdp", description="training backend of the Actor ranks")
+    num_ranks: int = Field(default=1, ge=1, le=1024, description="Actor ranks")
+    learning_rate: float = Field(default=1e-3, gt=0, description="AdamW's learning rate")
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's betas")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="gradient norm clip; 0: no clip")
+    micro_batch_tokens: int = Field(default=16_384, ge=1, description="tokens, padding included, of a micro-batch")
+    num_threads: int = Field(default=1, ge=1, description="CPU threads of one Actor rank")
+    checkpoint_every: int = Field(default=10, ge=0, description="train steps between checkpoints; 0: only at the end")
+    timeout_s: float = Field(default=600, gt=0, description="seconds for one train step, and for the boot")
 
 
 class WarmStartSettings(Settings):
     """[warm_start]: supervised training on recorded demonstrations before reinforcement learning; off by default."""
 
-    enabled: bool = Field(False, description="False: start from the model as it is")
-    demonstrator: str = Field("", description="module:function of the @agent that demonstrates")
-    num_episodes: int = Field(300, ge=1, description="demonstrations to record")
-    batch_episodes: int = Field(64, ge=1, description="demonstrations of one supervised train step")
-    learning_rate: float = Field(1e-3, gt=0, description="learning rate of the supervised train steps")
-    steps_between_evaluations: int = Field(5, ge=1, description="supervised train steps between success measurements")
-    first_evaluation: int = Field(10, ge=1, description="supervised train steps before the first measurement")
-    max_steps: int = Field(400, ge=1, description="supervised train steps after which the warm start fails")
-    num_eval: int = Field(100, ge=1, description="episodes of one measurement")
-    min_success: float = Field(0.45, ge=0, le=1, description="sampled success at which it stops")
-    max_success: float = Field(0.65, ge=0, le=1, description="sampled success above which it stops with a warning")
-    max_greedy_success: float = Field(0.85, ge=0, le=1, description="greedy success above which it warns")
+    enabled: bool = Field(default=False, description="False: start from the model as it is")
+    demonstrator: str = Field(default="", description="module:function of the @agent that demonstrates")
+    num_episodes: int = Field(default=300, ge=1, description="demonstrations to record")
+    batch_episodes: int = Field(default=64, ge=1, description="demonstrations of one supervised train step")
+    learning_rate: float = Field(default=1e-3, gt=0, description="learning rate of the supervised train steps")
+    steps_between_evaluations: int = Field(
+        default=5, ge=1, description="supervised train steps between success measurements"
+    )
+    first_evaluation: int = Field(default=10, ge=1, description="supervised train steps before the first measurement")
+    max_steps: int = Field(default=400, ge=1, description="supervised train steps after which the warm start fails")
+    num_eval: int = Field(default=100, ge=1, description="episodes of one measurement")
+    min_success: float = Field(default=0.45, ge=0, le=1, description="sampled success at which it stops")
+    max_success: float = Field(
+        default=0.65, ge=0, le=1, description="sampled success above which it stops with a warning"
+    )
+    max_greedy_success: float = Field(default=0.85, ge=0, le=1, description="greedy success above which it warns")
 
 
 class EvaluationSettings(Settings):
     """[evaluation]: success on held-out seeds."""
 
-    every_train_steps: int = Field(5, ge=0, description="train steps between evaluations; 0: only first and last")
-    greedy: Literal["ends", "always", "never"] = Field("ends", description="when greedy success is measured too")
-    grace_s: float = Field(120, gt=0, description="seconds that a weight sync waits for a running evaluation")
-    num_samples: int = Field(2, ge=0, le=50, description="trajectories kept for the report, before and after training")
+    every_train_steps: int = Field(
+        default=5, ge=0, description="train steps between evaluations; 0: only first and last"
+    )
+    greedy: Literal["ends", "always", "never"] = Field(
+        default="ends", description="when greedy success is measured too"
+    )
+    grace_s: float = Field(default=120, gt=0, description="seconds that a weight sync waits for a running evaluation")
+    num_samples: int = Field(
+        default=2, ge=0, le=50, description="trajectories kept for the report, before and after training"
+    )
 
 
 class TrainerSettings(Settings):
     """A whole configuration file."""
 
-    run: RunSettings = Field(default_factory=RunSettings)
-    model: ModelSettings = Field(default_factory=ModelSettings)
-    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    run: RunSettings = RunSettings()
+    model: ModelSettings = ModelSettings()
+    gateway: GatewaySettings = GatewaySettings()
     tasks: TaskSettings
-    agent: AgentSettings = Field(default_factory=AgentSettings)
-    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
-    scheduler: CtbSettings = Field(default_factory=CtbSettings)
-    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
-    train: TrainSettings = Field(default_factory=TrainSettings)
-    warm_start: WarmStartSettings = Field(default_factory=WarmStartSettings)
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    agent: AgentSettings = AgentSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    scheduler: CtbSettings = CtbSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    train: TrainSettings = TrainSettings()
+    warm_start: WarmStartSettings = WarmStartSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:

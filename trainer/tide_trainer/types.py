@@ -55,7 +55,7 @@ class Segment:
     Attributes:
         token_ids: [T] ids in order: prompt, completion, observation, completion, ...
         sampled: [T] True where the engine sampled the id; only these train.
-        logprobs: [T] the engine's log-prob of a sampled id under the sampling distribution at temperature 1; 0.0 elsewhere.
+        logprobs: [T] the engine's log-prob of a sampled id at temperature 1; 0.0 elsewhere.
         versions: [T] model version that sampled the id; -1 elsewhere.
     """
 

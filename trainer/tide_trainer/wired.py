@@ -30,6 +30,7 @@ from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.roles import RankRole, RoleView, plan_roles
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, RankId, Role
+from tide_trainer.usage import Usage, usage
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Wired:
             TaskScheduler(settings.scheduler), router, workers, gateway, settings, directory.name
         )
         self._sync = WeightSync(
-            backend, self._engines, self._shell, settings.rollout, _vocab_size(model), settings.run.seed
+            backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), settings.run.seed
         )
         self._rollout = Rollout(
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
@@ -118,7 +119,7 @@ class Wired:
         self._loop = TrainLoop(
             Parts(
                 self._backend, self._shell, self._rollout, self._sync, self._repository, self._record,
-                self._save, self._keep_samples, self._roles,
+                self._save, self._keep_samples, self._roles, lambda: self.usage().cpu_s,
             ),
             self._settings,
         )  # fmt: skip
@@ -134,10 +135,12 @@ class Wired:
 
     async def _watch(self, engine: EngineProcess) -> None:
         """Quarantines a rank at once when its process ends or its probe fails; below `min_ranks` the run fails."""
-        reason = await self._death(engine)
-        if self._engines.pop(engine.rank, None) is None:
+        self._quarantine(engine.rank, await self._death(engine))
+
+    def _quarantine(self, rank: RankId, reason: str) -> None:
+        if self._engines.pop(rank, None) is None:
             return
-        self._shell.quarantine(engine.rank, reason)
+        self._shell.quarantine(rank, reason)
         if len(self._engines) < self._settings.rollout.min_ranks:
             self._shell.fail(
                 RunFailed(f"{reason}\n{len(self._engines)} rollout ranks are left, below rollout.min_ranks")
@@ -180,8 +183,14 @@ class Wired:
         size = self._settings.algorithm.groups_per_batch
         return {
             "buffers": [
-                {"version": b.version, "state": b.state.value, "occupied": b.num_occupied, "reserved": b.num_reserved, "size": size}
-                for b in self._rollout.buffers()
+                {
+                    "version": buffer.version,
+                    "state": buffer.state.value,
+                    "occupied": buffer.num_occupied,
+                    "reserved": buffer.num_reserved,
+                    "size": size,
+                }
+                for buffer in self._rollout.buffers()
             ],
             "ranks": [
                 {
@@ -200,13 +209,9 @@ class Wired:
             "num_paused": view.num_paused,
         }  # fmt: skip
 
-    def usage(self) -> dict[str, Any]:
-        """CPU seconds and peak memory by process."""
-        children = {child.name: child for child in self._processes.children}
-        return {
-            "cpu_s": {name: self._processes.cpu_seconds(child) for name, child in children.items()},
-            "peak_rss_bytes": {name: self._processes.peak_rss_bytes(child) for name, child in children.items()},
-        }
+    def usage(self) -> Usage:
+        """CPU seconds and peak memory by part since the start; reads /proc, so call it off the event loop."""
+        return usage(self._processes)
 
     def token_text(self, token_id: int) -> str:
         """A token as people read it."""
@@ -214,9 +219,10 @@ class Wired:
 
     async def close(self) -> None:
         """Cancels what runs here; the processes are `wiring`'s to end."""
-        for task in (*self._watching, self._engines_up):
-            task.cancel()
-        await asyncio.gather(*self._watching, self._engines_up, return_exceptions=True)
+        ending: list[asyncio.Future[Any]] = [*self._watching, self._engines_up]
+        for one in ending:
+            one.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         with contextlib.suppress(asyncio.CancelledError):
             if self._loop is not None:
                 await self._loop.close()

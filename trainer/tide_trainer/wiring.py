@@ -129,7 +129,7 @@ async def _model_folder(settings: TrainerSettings, directory: RunDirectory, proc
     """The configured folder, or a tiny model made in a process of its own."""
     model = settings.model
     if model.path:
-        return Path(model.path).absolute()
+        return Path(model.path)
     wanted = directory.path / "model.json"
     shape = {
         "seed": settings.run.seed,
@@ -199,7 +199,7 @@ class _Boot:
         if not url:
             argv = [
                 sys.executable, "-m", "tide_gateway.cli", "serve",
-                "--config", str(Path(wanted.environments).absolute()),
+                "--config", wanted.environments,
                 "--port", str(wanted.port),
                 "--database", self._directory.database_url("gateway"),
                 "--log-level", "warning",

@@ -164,7 +164,9 @@ class SchedulerShell:
         self._woken = False
         try:
             now_s = self._now()
-            for decision in self._scheduler.plan(now_s):
+            with self._figures.measured():
+                decisions = self._scheduler.plan(now_s)
+            for decision in decisions:
                 self._carry_out(decision)
             self._set_timer(now_s)
         except Exception as error:  # noqa: BLE001 - the boundary: the run ends with it
@@ -257,7 +259,8 @@ class SchedulerShell:
         task.call = event["call"]
         if self._scheduler.phase(task.session) is Phase.GENERATING:
             self._scheduler.on_abort(task.session, self._now())
-        self._scheduler.on_call(task.session, event["prompt_tokens"], event["max_new_tokens"], self._now())
+        with self._figures.measured():
+            self._scheduler.on_call(task.session, event["prompt_tokens"], event["max_new_tokens"], self._now())
         self._wake()
 
     def _on_turn(self, event: Mapping[str, Any]) -> None:
@@ -265,7 +268,8 @@ class SchedulerShell:
         self._figures.add_turn(footprint)
         self._call_over(event["call"])
         if event["session"] in self._tasks:
-            self._scheduler.on_turn(event["session"], footprint["context_tokens"], self._now())
+            with self._figures.measured():
+                self._scheduler.on_turn(event["session"], footprint["context_tokens"], self._now())
             self._wake()
 
     def _on_call_over(self, event: Mapping[str, Any]) -> None:

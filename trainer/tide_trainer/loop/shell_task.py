@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,6 +77,7 @@ class ShellFigures:
     Attributes:
         idle_s: seconds in which no task was there to run: rollout waited at the staleness bound.
         num_failed_controls: `/pause` and `/resume` calls that failed for good.
+        scheduler_cpu_s: CPU seconds in the pure scheduler.
     """
 
     num_turns: int = 0
@@ -85,6 +88,7 @@ class ShellFigures:
     num_pauses: int = 0
     num_resumes: int = 0
     num_failed_controls: int = 0
+    scheduler_cpu_s: float = 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -97,6 +101,15 @@ class ShellFigures:
         self.prompt_tokens += footprint["prompt_tokens"]
         self.cached_tokens += footprint["cached_tokens"]
         self.completion_tokens += footprint["completion_tokens"]
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Counts the CPU time of its body as the scheduler's."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.scheduler_cpu_s += time.thread_time() - began_s
 
     def with_pauses(self, num_pauses: int, num_resumes: int) -> ShellFigures:
         """A copy with the scheduler's counters."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,10 +37,6 @@ class Gate(Protocol):
         """Grants again, on ranks that serve `version`."""
         ...
 
-    def quarantine(self, rank: RankId, reason: str) -> None:
-        """Takes a rank out; its tasks are re-placed at their next call."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
@@ -59,8 +55,9 @@ class WeightSync:
 
     Args:
         backend: publishes and scores.
-        engines: living rollout ranks; a quarantined one is removed from this mapping.
+        engines: living rollout ranks; `quarantine` removes one from it.
         gate: the scheduler's shell.
+        quarantine: takes a rank out for good, with the reason.
         settings: deadlines, minimum of ranks, parity tolerance.
         vocab_size: of the model, for the parity sample.
         seed: of the parity sample.
@@ -70,8 +67,9 @@ class WeightSync:
     def __init__(
         self,
         backend: TrainingBackend,
-        engines: dict[RankId, RolloutEngine],
+        engines: Mapping[RankId, RolloutEngine],
         gate: Gate,
+        quarantine: Callable[[RankId, str], None],
         settings: RolloutSettings,
         vocab_size: int,
         seed: int,
@@ -80,6 +78,7 @@ class WeightSync:
         self._backend = backend
         self._engines = engines
         self._gate = gate
+        self._quarantine = quarantine
         self._settings = settings
         self._prompts = parity_prompts(vocab_size, settings.max_context_tokens, seed)
         self._now = now
@@ -123,10 +122,6 @@ class WeightSync:
                 f"{len(self._engines)} rollout ranks are left after the sync to version {update.version}, "
                 f"below rollout.min_ranks = {self._settings.min_ranks}; see the engines' logs"
             )
-
-    def _quarantine(self, rank: RankId, reason: str) -> None:
-        self._engines.pop(rank, None)
-        self._gate.quarantine(rank, reason)
 
     async def _parity(self) -> float:
         largest = 0.0

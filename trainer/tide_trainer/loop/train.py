@@ -28,7 +28,8 @@ from tide_trainer.loop.batches import BatchFigures, batch_figures, train_batch
 from tide_trainer.loop.evaluation import Evaluation, RunningEvaluation
 from tide_trainer.loop.prompts import held_out
 from tide_trainer.loop.rollout import Rollout
-from tide_trainer.loop.shell import SchedulerShell, ShellFigures
+from tide_trainer.loop.shell import SchedulerShell
+from tide_trainer.loop.shell_task import ShellFigures
 from tide_trainer.loop.sync import SyncReport, WeightSync
 from tide_trainer.persistence.repository import RunRepository
 from tide_trainer.protocols import TrainingBackend
@@ -53,6 +54,7 @@ class Parts:
     save: Callable[[int], Any]
     keep_samples: Callable[[str, Evaluation], None]
     roles: Callable[[], RoleView]
+    cpu_s: Callable[[], dict[str, float]]
 
 
 class TrainLoop:
@@ -72,10 +74,12 @@ class TrainLoop:
         self._running: list[RunningEvaluation] = []
         self.version = 0
         self.success: float | None = None
+        self._cpu_s: dict[str, float] = {}
 
     async def run(self) -> str:
         """Runs to the end; returns why it ended: max_train_steps, max_time_s or target_success."""
         settings = self._settings
+        self._cpu_s = await asyncio.to_thread(self._parts.cpu_s)
         self._evaluate(greedy=settings.evaluation.greedy != "never")
         self._parts.rollout.open()
         reason = "max_train_steps"
@@ -117,6 +121,9 @@ class TrainLoop:
         parts.rollout.set_version(self.version)
         wall_s = self._now() - started_s
         record = _step_record(self.version, figures, report, sync, before, parts.shell.figures(), waited_s, wall_s)
+        cpu_s = await asyncio.to_thread(parts.cpu_s)
+        record["cpu_s"] = {part: value - self._cpu_s.get(part, 0.0) for part, value in cpu_s.items()}
+        self._cpu_s = cpu_s
         record |= {"mode": mode.mode, "roles": {str(rank): role.value for rank, role in plan.roles.items()}}
         await parts.repository.add_train_step([group.uid for group in groups], buffer_version, record, time.time())
         parts.record("train_step", **record)
@@ -186,5 +193,6 @@ def _step_record(
         "num_pauses": spent.num_pauses,
         "num_resumes": spent.num_resumes,
         "num_turns": spent.num_turns,
+        "scheduler_cpu_s": spent.scheduler_cpu_s,
         **{name: value for name, value in report.metrics.items() if name not in {"num_sequences"}},
     }

@@ -1,6 +1,6 @@
 """The warm start: supervised train steps on demonstrations, until the measured success lies in the wanted band.
 
-    demonstrator -> gateway -> conversations -> ids -> backend.train -> (every k steps) publish, measure -> stop or go on
+    demonstrator -> gateway -> conversations -> ids -> backend.train -> (every k steps) publish, measure -> stop?
 
 It stops on success, not on a count of steps: supervised training overshoots. Its versions are negative; the version 0
 that reinforcement learning starts from is its result.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from tide_trainer.errors import RunFailed
