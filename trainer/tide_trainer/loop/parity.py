@@ -5,6 +5,7 @@ The sample is fixed: the same prompts of random ids after every publish, so that
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ def parity_prompts(vocab_size: int, max_context_tokens: int, seed: int) -> tuple
 async def parity(
     engine: RolloutEngine, backend: TrainingBackend, prompts: Sequence[Sequence[int]], max_context_tokens: int
 ) -> float:
-    """Largest absolute difference of a sampled token's log-prob between the engine and the trainer.
+    """Largest absolute difference of a sampled token's log-prob between engine and trainer; NaN counts as infinite.
 
     The caller guarantees that both hold the same version and that no call is in flight.
     """
@@ -39,5 +40,6 @@ async def parity(
     largest = 0.0
     for prompt, completion, logprobs in zip(prompts, completions, scored, strict=True):
         for theirs, ours in zip(completion.logprobs, logprobs[len(prompt) :], strict=True):
-            largest = max(largest, abs(theirs - ours))
+            difference = abs(theirs - ours)
+            largest = max(largest, math.inf if math.isnan(difference) else difference)
     return largest

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from loop_fakes import trajectory
+
+from tide_trainer.loop.batches import batch_figures, success_rate, train_batch
+from tide_trainer.loop.prompts import PromptSource, demonstrations, held_out
+from tide_trainer.objectives import AdvantageSettings
+from tide_trainer.settings import TaskSettings
+from tide_trainer.types import Group
+
+
+def group(prompt, rewards, version=0):
+    trajectories = tuple(
+        trajectory("train/0", member, reward, outcome="completed" if reward is not None else "agent_error")
+        for member, reward in enumerate(rewards)
+    )
+    return Group("train/0", prompt, trajectories, version)
+
+
+def test_each_sequence_carries_its_trajectorys_advantage_and_the_engines_ids(prompt):
+    batch = train_batch([group(prompt, [1.0, 0.0])], AdvantageSettings())
+    assert [round(sequence.advantage, 4) for sequence in batch.sequences] == [0.7071, -0.7071]
+    assert batch.sequences[0].token_ids == (5, 6, 7, 8)
+    assert batch.sequences[0].logprobs == (0.0, 0.0, -0.5, -0.25)
+    assert batch.sequences[0].sampled == (False, False, True, True)
+
+
+def test_a_trajectory_without_a_reward_neither_trains_nor_counts_in_its_group(prompt):
+    batch = train_batch([group(prompt, [1.0, None, 0.0])], AdvantageSettings())
+    assert [round(sequence.advantage, 4) for sequence in batch.sequences] == [0.7071, -0.7071]
+
+
+def test_figures_of_a_batch(prompt):
+    figures = batch_figures([group(prompt, [1.0, None, 0.0], version=2), group(prompt, [0.5, 0.5], version=3)], 3)
+    assert figures.mean_reward == pytest.approx(0.5)
+    assert figures.success == pytest.approx(0.75)
+    assert (figures.staleness_mean, figures.staleness_max) == (0.5, 1)
+    assert figures.num_sampled_tokens == 10
+
+
+def test_figures_of_nothing_are_zeros():
+    figures = batch_figures([], 0)
+    assert (figures.mean_reward, figures.success, figures.staleness_max) == (0.0, 0.0, 0)
+    assert success_rate([]) == 0.0
+
+
+def test_no_prompt_is_handed_out_twice_and_no_split_shares_a_seed():
+    tasks = TaskSettings(environment="toy", parameters={"level": 1})
+    source = PromptSource(tasks)
+    train = [source.take() for _ in range(300)]
+    tests, demos = held_out(tasks), demonstrations(tasks, 300)
+    assert len({prompt.uid for prompt in (*train, *tests, *demos)}) == 800
+    seeds = [{prompt.seed for prompt in part} for part in (train, tests, demos)]
+    assert not (seeds[0] & seeds[1] or seeds[0] & seeds[2] or seeds[1] & seeds[2])
+    assert demos[0].task == {"level": 1, "expert": True}
+    assert train[0].task == {"level": 1}
+
+
+def test_a_source_goes_on_where_an_earlier_one_stopped():
+    tasks = TaskSettings(environment="toy")
+    first = PromptSource(tasks)
+    taken = [first.take() for _ in range(3)]
+    assert PromptSource(tasks, first.position).take().seed == taken[-1].seed + 1
