@@ -139,7 +139,7 @@ class ServedTask:
         if decide_turn(view, turn) is TurnDecision.ACT:
             record = self._record = TurnRecord(turn, body)
             self._enter(TaskState.ACTING, new_turn=True)
-            if self._instance.inline:
+            if self._instance.inline and (self._hook is None or self._hook.done()):
                 await self._act(record, message)
             else:
                 self._acting = asyncio.create_task(self._act(record, message))
@@ -157,6 +157,8 @@ class ServedTask:
         return record.answer
 
     async def _act(self, record: TurnRecord, message: Message) -> None:
+        if self._hook is not None and not self._hook.done():
+            await asyncio.wait((self._hook,))  # the author's resume comes before the step
         try:
             observation, step = await self._instance.step(message)
         except TideError as error:
