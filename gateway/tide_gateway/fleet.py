@@ -131,7 +131,10 @@ class Fleet:
             LaunchFailed: the server that it waited for did not become ready.
         """
         while True:
-            host = self._pick() or self._launch()
+            host = self._pick()
+            # Spread evenly from the start: an empty server beats a busy one, a busy one beats a failing launch.
+            if host is None or (host.tasks and self._loop_s() >= self._not_before_s):
+                host = self._launch() or host
             if host is not None:
                 break
             self._room.clear()

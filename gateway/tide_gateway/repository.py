@@ -41,11 +41,11 @@ _TURN_UPDATE = (
 )
 
 
-class Conflict(Exception):  # noqa: N818 (a word, not an error of ours: the caller reads the row again)
+class Conflict(Exception):
     """The stored row is newer than the one that the change was made from."""
 
 
-class _Stale(Exception):  # noqa: N818 (never leaves this module)
+class _Stale(Exception):
     """Some row of a group is stale: none of it may be committed as a group."""
 
 

@@ -132,19 +132,22 @@ async def _run(
     )
     server = _make_server(GatewayApp(service, Owners(settings.tokens)), options, listener)
 
-    def stop() -> None:
-        # First no new starts, then no new connections. A second signal changes nothing: the stop is bounded.
-        service.stop_starts()
-        server.should_exit = True
-
+    # A second signal changes nothing: the stop is bounded.
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop.set)
     try:
         await service.open()
-        await server.serve(sockets=[listener])
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        # HTTP goes on while the service stops, so that every waiting call is answered.
+        await service.stop(DRAIN_S)
+        server.should_exit = True
+        await serving
     finally:
-        await service.stop(drain_s=0.5)
+        await service.stop(drain_s=0.0)
         await database.close()
         if options.announce is not None:
             options.announce.unlink(missing_ok=True)
@@ -163,7 +166,7 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(DRAIN_S),
+        timeout_graceful_shutdown=2,
         backlog=4096,
     )
     host, port = listener.getsockname()[:2]

@@ -28,7 +28,7 @@ _CAPACITY_PAUSE_S = 0.1
 M = TypeVar("M", bound=BaseModel)
 
 
-class EnvironmentFailed(Exception):  # noqa: N818 (a plain word reads better where it is caught)
+class EnvironmentFailed(Exception):
     """The server answered, but not with what the contract asks for.
 
     Attributes:
@@ -44,7 +44,7 @@ class EnvironmentFailed(Exception):  # noqa: N818 (a plain word reads better whe
         self.extra = dict(extra or {})
 
 
-class EnvironmentLost(Exception):  # noqa: N818 (a plain word reads better where it is caught)
+class EnvironmentLost(Exception):
     """The server that held the task is gone, or does not know it any more."""
 
 

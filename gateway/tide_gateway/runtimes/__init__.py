@@ -16,7 +16,7 @@ from tide_sdk.http_parse import Response
 from tide_sdk.wire import HealthResponse
 
 
-class LaunchFailed(Exception):  # noqa: N818 (a plain word reads better where it is caught)
+class LaunchFailed(Exception):
     """An environment server did not become ready; nothing of it is left. The message says why, with its last words."""
 
 

@@ -78,7 +78,7 @@ class _Scripted:
     answers: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
 
-class ServerDied(Exception):  # noqa: N818 (a plain word reads better where it is caught)
+class ServerDied(Exception):
     """The script says that the server dies now."""
 
 

@@ -91,6 +91,7 @@ class Registry:
         self.committer = committer
         self.time = time
         self.lives: dict[str, Live] = {}
+        self.closed = False
         self._background: set[asyncio.Task[Any]] = set()
 
     async def find(self, owner: str, task_id: str) -> Live:
@@ -137,6 +138,8 @@ class Registry:
         Raises:
             TideError: the row was changed elsewhere, or could not be written; the task is read again next time.
         """
+        if self.closed:
+            raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
         after = replace(after, version=live.task.version + 1)
         change = Change(after, first=first, intent=intent, result=result, events=events)
         write = asyncio.ensure_future(self.committer.commit(change))

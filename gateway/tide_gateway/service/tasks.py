@@ -96,17 +96,20 @@ class TaskService:
             self._sweeping = asyncio.create_task(self._sweeper.run(), name="tide-sweep")
 
     async def stop(self, drain_s: float = 4.0) -> None:
-        """Take no new starts, let running turns finish, end the rest, stop all servers in parallel.
+        """Take no new starts, let running turns finish, end the rest, stop all servers in parallel. Safe to repeat.
+
+        Calls that wait get 503; calls that come later read what is stored.
 
         Args:
             drain_s: seconds that running turns get.
         """
         self._starts.stopping = True
         await self._drain(drain_s)
+        self._registry.closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait({self._sweeping})
-        gone = TideError("unavailable", "the gateway has stopped")
+        gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
         for live in list(self._registry.lives.values()):
             if live.started is not None and not live.started.done():
                 live.started.set_exception(gone)
@@ -117,13 +120,10 @@ class TaskService:
         await self.committer.close()
         tasks = [task for task in await self._repository.open_tasks() if not task.released]
         await self._close_tasks(tasks, "the gateway was stopped, and the environment server with it")
+        self._registry.lives.clear()
         await asyncio.gather(*(fleet.close() for fleet in self.fleets.values()))
         await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
         await self._repository.heartbeat(self.replica, self._time.now_s())
-
-    def stop_starts(self) -> None:
-        """Refuse new starts from now on."""
-        self._starts.stopping = True
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""
