@@ -164,6 +164,7 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
         http="httptools",
         ws="none",
         server_header=False,
+        proxy_headers=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,

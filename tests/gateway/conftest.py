@@ -220,3 +220,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     running = start_gateway(tmp_path_factory.mktemp("gateway"))
     yield running
     assert running.stop() == 0, running.log()
+
+
+@pytest.fixture
+def benches_class() -> type[Benches]:
+    """For a test that runs its own event loop."""
+    return Benches

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict
 
 from tide_gateway.auth import Owners
+from tide_gateway.fleet import Fleet
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.clocks import TaskState
 from tide_sdk.wire import Limits, TaskView
@@ -117,17 +118,7 @@ def make_router(service: TaskService, owners: Owners) -> APIRouter:
     async def environments(request: Request) -> list[EnvironmentView]:
         """The registered environments and their servers."""
         owner_of(request)
-        return [
-            EnvironmentView(
-                name=name,
-                runtime=fleet.spec.runtime,
-                capacity=fleet.capacity,
-                taken=fleet.taken,
-                limits=fleet.spec.all_limits,
-                servers=[ServerView(name=n, state=s, pid=p, tasks=t) for n, s, p, t in fleet.servers()],
-            )
-            for name, fleet in service.fleets.items()
-        ]
+        return [_environment(fleet) for fleet in service.fleets.values()]
 
     @router.get("/capacity", tags=["environments"])
     async def capacity(request: Request) -> dict[str, CapacityView]:
@@ -139,3 +130,14 @@ def make_router(service: TaskService, owners: Owners) -> APIRouter:
         }
 
     return router
+
+
+def _environment(fleet: Fleet) -> EnvironmentView:
+    return EnvironmentView(
+        name=fleet.spec.name,
+        runtime=fleet.spec.runtime,
+        capacity=fleet.capacity,
+        taken=fleet.taken,
+        limits=fleet.spec.all_limits,
+        servers=[ServerView(name=n, state=s, pid=p, tasks=t) for n, s, p, t in fleet.servers()],
+    )
