@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tide_trainer.backends.micro_batches import plan_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=60)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+
 from tide_trainer.backends.tiny_model import TinyModel, load_words, make_tiny_model, make_tokenizer
 from tide_trainer.errors import ConfigurationError
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file
+
 from tide_trainer.backends.fake_training import FakeTraining, FakeTrainingSettings, make_fake_model
 from tide_trainer.backends.fsdp import FsdpBackend
 from tide_trainer.backends.tiny_model import TinyModel, make_tiny_model
