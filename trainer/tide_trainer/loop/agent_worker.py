@@ -39,7 +39,7 @@ from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import TaskResult, TaskSpec
 from tide_sdk.runner import run_task
 from tide_sdk.wire import StartResponse
-from tide_trainer.channel import Channel, connect_channel
+from tide_trainer.channel import Channel, Handler, connect_channel
 from tide_trainer.loop_lag import BlockedLoop, LoopLag
 from tide_trainer.settings import gateway_token
 
@@ -62,23 +62,27 @@ class AgentWorker:
     Args:
         agent: who plays.
         gateway: where; closed by the caller.
-        channel: to the main process.
         max_tasks: tasks at once.
     """
 
-    def __init__(self, agent: Agent, gateway: GatewayClient, channel: Channel, *, max_tasks: int = 512) -> None:
+    def __init__(self, agent: Agent, gateway: GatewayClient, *, max_tasks: int = 512) -> None:
         self._agent = agent
         self._gateway = gateway
-        self._channel = channel
+        self._attached: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self._slots = asyncio.Semaphore(max_tasks)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoints: dict[tuple[str, str], ModelEndpoint] = {}
         self._reporters: dict[tuple[str, str], FootprintReporter] = {}
         self.lag = LoopLag()
         self.num_done = 0
-        channel.handle("run", self.run)
-        channel.handle("abort", self.abort)
-        channel.handle("stats", self.stats)
+
+    def handlers(self) -> dict[str, Handler]:
+        """What the main process may ask; given to the channel before it opens, so that no order is missed."""
+        return {"run": self.run, "abort": self.abort, "stats": self.stats}
+
+    def attach(self, channel: Channel) -> None:
+        """Set the channel to the main process; tasks that were ordered already begin."""
+        self._attached.set_result(channel)
 
     def run(self, order: Mapping[str, Any]) -> None:
         """Begin a task; a session that runs already is left as it is."""
@@ -121,6 +125,7 @@ class AgentWorker:
 
     async def _play(self, session: str, order: Mapping[str, Any]) -> None:
         seen = _Seen()
+        channel = await asyncio.shield(self._attached)
         try:
             async with self._slots:
                 result = await run_task(
@@ -128,14 +133,14 @@ class AgentWorker:
                     _spec(order["spec"]),
                     self._gateway,
                     self._endpoint(session, order),
-                    on_started=lambda started: self._started(session, started),
+                    on_started=lambda started: _started(channel, session, started),
                     reporter=self._reporter(order),
                 )
         except Exception as error:  # noqa: BLE001 - the boundary: a bad order or rollout is data, not a crash
             _LOG.exception("task %s could not be run", session)
             result = TaskResult(None, "infrastructure", None, 0, error=f"{type(error).__name__}: {error}")
         self.num_done += 1
-        self._done(session, result, seen.context.messages if seen.context is not None else [])
+        _done(channel, session, result, seen.context.messages if seen.context is not None else [])
 
     def _watched(self, seen: _Seen) -> Agent:
         async def play(ctx: AgentContext) -> AgentResult:
@@ -165,30 +170,32 @@ class AgentWorker:
             self._reporters[key] = FootprintReporter(key[0], token=key[1])
         return self._reporters[key]
 
-    def _started(self, session: str, started: StartResponse) -> None:
-        if not self._channel.closed:
-            self._channel.notify("started", {"session": session, "task_id": started.task_id})
 
-    def _done(self, session: str, result: TaskResult, messages: list[dict[str, Any]]) -> None:
-        if self._channel.closed:
-            return
-        account: dict[str, Any] = {
-            "session": session,
-            "task_id": result.task_id,
-            "outcome": result.outcome,
-            "reward": result.reward,
-            "turns": result.turns,
-            "metrics": dict(result.metrics),
-            "error": result.error,
-            "messages": messages,
-        }
-        try:
-            self._channel.notify("done", account)
-        except codec.CodecError as error:
-            # The agent put something into its messages or metrics that is not JSON: its result still counts.
-            note = f"messages and metrics are left out: {error}"
-            told = f"{result.error}; {note}" if result.error else note
-            self._channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})
+def _started(channel: Channel, session: str, started: StartResponse) -> None:
+    if not channel.closed:
+        channel.notify("started", {"session": session, "task_id": started.task_id})
+
+
+def _done(channel: Channel, session: str, result: TaskResult, messages: list[dict[str, Any]]) -> None:
+    if channel.closed:
+        return
+    account: dict[str, Any] = {
+        "session": session,
+        "task_id": result.task_id,
+        "outcome": result.outcome,
+        "reward": result.reward,
+        "turns": result.turns,
+        "metrics": dict(result.metrics),
+        "error": result.error,
+        "messages": messages,
+    }
+    try:
+        channel.notify("done", account)
+    except codec.CodecError as error:
+        # The agent put something into its messages or metrics that is not JSON: its result still counts.
+        note = f"messages and metrics are left out: {error}"
+        told = f"{result.error}; {note}" if result.error else note
+        channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})
 
 
 def _spec(data: Mapping[str, Any]) -> TaskSpec:
@@ -214,10 +221,11 @@ async def work(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    channel = await connect_channel(arguments.control, name=arguments.name)
-    channel.on_close(lambda _: stop.set())
     gateway = GatewayClient(arguments.gateway, token=gateway_token())
-    worker = AgentWorker(agent, gateway, channel, max_tasks=arguments.max_tasks)
+    worker = AgentWorker(agent, gateway, max_tasks=arguments.max_tasks)
+    channel = await connect_channel(arguments.control, worker.handlers(), name=arguments.name)
+    channel.on_close(lambda _: stop.set())
+    worker.attach(channel)
     watch = BlockedLoop(loop, arguments.max_block_s)
     watch.start()
     background = [asyncio.create_task(worker.lag.run()), asyncio.create_task(_report_lag(worker, channel))]
@@ -230,8 +238,8 @@ async def work(arguments: argparse.Namespace) -> None:
         watch.stop()
         for task in background:
             task.cancel()
-        channel.close()
         await gateway.aclose()
+        channel.close()
 
 
 def main() -> None:
