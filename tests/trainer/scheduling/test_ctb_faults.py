@@ -198,6 +198,7 @@ def test_a_withdrawn_task_leaves_nothing_behind_in_any_phase() -> None:
     made.plan(0.0)
     phases = {task: made.phase(task).value for task in ("acting", "generating", "paused", "admitted", "queued")}
     assert all(task == phase for task, phase in phases.items())
+    made.on_call("acting", 100, 10, 1.0)
     for task in phases:
         made.withdraw(task)
         made.check()

@@ -84,11 +84,24 @@ def test_room_is_kept_for_an_evaluation_call_that_does_not_fit_yet(situation) ->
     made.start("t1", 80)
     made.start("t2", 80)
     made.start("e", 50, kind="eval")
-    made.on_call("e", 150, 10, 1.0)
+    made.on_call("e", 200, 20, 1.0)
     assert made.decide(1.0) == [("Pause", "e")]
-    # t1 alone would fit, but then the evaluation would not.
+    # t1 fits beside t2, but then the evaluation would not when t2 comes back.
     made.on_call("t1", 100, 10, 2.0)
-    assert made.decide(2.0) == [("Resume", "e"), ("Pause", "t1")]
+    assert made.decide(2.0) == [("Pause", "t1")]
+    made.on_call("t2", 100, 10, 3.0)
+    assert made.decide(3.0) == [("Resume", "e"), ("Pause", "t2")]
+
+
+def test_a_paused_task_alone_resumes_even_if_it_may_outgrow_the_budget(situation) -> None:
+    prior = FootprintPrior(prompt_tokens=10, final_tokens=5000)
+    made = situation(budget_tokens=300, growth_fraction=1.0, default_prior=prior, max_wait_s=1e6)
+    made.start("a", 50)
+    made.close_gate()
+    made.on_call("a", 60, 10, 1.0)
+    assert made.decide(1.0) == [("Pause", "a")]
+    made.open_gate()
+    assert made.decide(2.0) == [("Resume", "a")]
 
 
 def test_the_more_complete_group_goes_first(situation) -> None:

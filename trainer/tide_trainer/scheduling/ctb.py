@@ -38,8 +38,9 @@ _STARTED = tuple(phase for phase in Phase if phase is not Phase.QUEUED)
 class TaskScheduler:
     """Admits, pauses and resumes tasks so that what is resident on each rank stays useful.
 
-    Every event is O(log n); `plan` is O(log n) per decision plus O(ranks + environments) while tasks are queued. Not
-    thread-safe. An event that raises has changed nothing. Times are any monotonic clock's seconds.
+    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision plus O(ranks + environments) while
+    tasks are queued, and O(ranks) for each rank that has room while tasks are paused elsewhere. Not thread-safe. An
+    event that raises has changed nothing. Times are any monotonic clock's seconds.
     """
 
     def __init__(self, settings: CtbSettings) -> None:
@@ -108,7 +109,10 @@ class TaskScheduler:
         self._admission.submit(task)
 
     def withdraw(self, task: str) -> None:
-        """Forgets a task in any phase without counting it as finished (its group was aborted)."""
+        """Forgets a task in any phase without counting it as finished (its group was aborted).
+
+        The shell aborts a call that is at the engine first: its tokens count no longer.
+        """
         self._lifecycle.forget(self._known(task))
 
     def requeue(self, task: str, retry_at_s: float | None = None) -> None:
