@@ -4,7 +4,7 @@
     callers -> read(fn)  -> [two reader threads]                      -> SQLite (WAL)
 
 `fn` is plain SQLAlchemy Core code on a `Connection`. A whole transaction is one hop to a thread; through aiosqlite each
-statement would be one (docs/decisions/0002). An `AsyncConnection.run_sync` takes the very same functions, which is how
+statement would be one (docs/decisions/0005). An `AsyncConnection.run_sync` takes the very same functions, which is how
 PostgreSQL will join.
 """
 

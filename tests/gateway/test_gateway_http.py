@@ -52,9 +52,8 @@ def test_a_whole_task(client):
     assert last.json()["terminated"] is True
     account = EndResponse.model_validate_json(client.post("/end", json={"task_id": task_id}).content)
     assert (account.reward, account.turns, account.outcome.kind) == (0.5, 2, "completed")
-    detail = client.get(f"/tasks/{task_id}").json()
-    assert TaskView.model_validate_json(json.dumps(detail["task"])).state == "ended"
-    kinds = [event["kind"] for event in detail["events"]]
+    assert TaskView.model_validate_json(client.get(f"/tasks/{task_id}").content).state == "ended"
+    kinds = [event["kind"] for event in client.get(f"/tasks/{task_id}/events").json()]
     assert kinds == ["starting", "started", "paused", "waiting", "done", "released", "ended"]
 
 
@@ -155,13 +154,14 @@ def test_unknown_tasks(client):
     problem(client.get("/observation?task_id=nope"), 404, "not_found")
     problem(client.post("/end", json={"task_id": "nope"}), 404, "not_found")
     problem(client.get("/tasks/nope"), 404, "not_found")
+    problem(client.get("/tasks/nope/events"), 404, "not_found")
     problem(client.post("/start", json={"environment": "nope", "key": "k"}), 404, "environment_unknown")
 
 
 def test_sub_second_limits_hold_without_any_call(client):
     task_id = start(client, limits={"idle": 0.3})
     deadline = time.monotonic() + 10
-    while client.get(f"/tasks/{task_id}").json()["task"]["state"] != "ended":
+    while client.get(f"/tasks/{task_id}").json()["state"] != "ended":
         assert time.monotonic() < deadline
         time.sleep(0.05)
     answer = client.post("/observation", json={"task_id": task_id, "turn": 0, "message": GO})

@@ -51,7 +51,7 @@ def test_a_killed_environment_server_is_a_typed_error_and_null_reward(gateways):
         idle = start(client, "idle")["task_id"]
         body = {"task_id": task_id, "turn": 1, "message": GO}
         waiting = pool.submit(client.post, "/observation", json=body)
-        until(lambda: client.get(f"/tasks/{task_id}").json()["task"]["state"] == "acting")
+        until(lambda: client.get(f"/tasks/{task_id}").json()["state"] == "acting")
         os.kill(server_pid(client), signal.SIGKILL)
         answer = waiting.result(timeout=10)
         assert (answer.status_code, answer.json()["code"]) == (503, "environment_lost")
@@ -78,7 +78,7 @@ def test_a_stop_ends_tasks_and_servers_and_leaves_the_database_whole(gateways, n
 
         thread = threading.Thread(target=act)
         thread.start()
-        until(lambda: client.get(f"/tasks/{tasks[0]}").json()["task"]["state"] == "acting")
+        until(lambda: client.get(f"/tasks/{tasks[0]}").json()["state"] == "acting")
         assert gateway.stop(number) == 0, gateway.log()
         thread.join(timeout=5)
         assert answers == [503]

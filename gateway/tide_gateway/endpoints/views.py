@@ -37,13 +37,6 @@ class EventView(View):
     detail: str
 
 
-class TaskDetail(View):
-    """One task with its history."""
-
-    task: TaskView
-    events: list[EventView]
-
-
 class ServerView(View):
     """One environment server."""
 
@@ -106,13 +99,15 @@ def make_router(service: TaskService, owners: Owners) -> APIRouter:
         return TaskPage(tasks=page, next=page[-1].task_id if len(page) == limit else None)
 
     @router.get("/tasks/{task_id}", tags=["tasks"])
-    async def task(request: Request, task_id: str) -> TaskDetail:
-        """One of your tasks, with its history."""
-        owner = owner_of(request)
-        view = await service.task(owner, task_id)
-        history = await service.history(owner, task_id)
-        events = [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
-        return TaskDetail(task=view, events=events)
+    async def task(request: Request, task_id: str) -> TaskView:
+        """One of your tasks."""
+        return await service.task(owner_of(request), task_id)
+
+    @router.get("/tasks/{task_id}/events", tags=["tasks"])
+    async def events(request: Request, task_id: str) -> list[EventView]:
+        """The history of one of your tasks, oldest first; turns are not in it."""
+        history = await service.history(owner_of(request), task_id)
+        return [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
 
     @router.get("/environments", tags=["environments"])
     async def environments(request: Request) -> list[EnvironmentView]:
