@@ -25,7 +25,7 @@ _JSON = ((b"content-type", b"application/json"), _CONTRACT)
 _PROBLEM = ((b"content-type", b"application/problem+json"), _CONTRACT)
 
 
-class ClientGone(Exception):  # noqa: N818 (no error: nobody waits for the answer)
+class ClientGone(Exception):
     """The caller went away while its body was read."""
 
 

@@ -12,23 +12,23 @@ class TransportError(Exception):
     """The call got no answer; whether the peer acted is not known unless the subclass says so."""
 
 
-class ConnectFailed(TransportError):  # noqa: N818 (a plain word reads better where it is caught)
+class ConnectFailed(TransportError):
     """No connection could be made: the peer did not see the request."""
 
 
-class QueueFull(TransportError):  # noqa: N818 (a plain word reads better where it is caught)
+class QueueFull(TransportError):
     """Too many calls wait already: the peer did not see the request."""
 
 
-class Disconnected(TransportError):  # noqa: N818 (a plain word reads better where it is caught)
+class Disconnected(TransportError):
     """The connection ended before the answer was complete: the peer may have acted."""
 
 
-class ProtocolFailed(TransportError):  # noqa: N818 (a plain word reads better where it is caught)
+class ProtocolFailed(TransportError):
     """The answer was not HTTP or JSON within the limits: the peer may have acted."""
 
 
-class DeadlineExceeded(TransportError):  # noqa: N818 (a plain word reads better where it is caught)
+class DeadlineExceeded(TransportError):
     """The call's time is over: the peer may have acted."""
 
 

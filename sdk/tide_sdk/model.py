@@ -20,15 +20,15 @@ _RETRIED_STATUS = frozenset({429, 503})
 _REFUSED_STATUS = frozenset({400, 403, 404, 405, 413, 415, 422})
 
 
-class ModelRefused(Exception):  # noqa: N818 (an outcome, not a fault)
+class ModelRefused(Exception):
     """The model's server refuses this request, or the model declined to answer."""
 
 
-class ContextOverflow(Exception):  # noqa: N818
+class ContextOverflow(Exception):
     """The conversation no longer fits the model's context."""
 
 
-class ModelStopped(Exception):  # noqa: N818
+class ModelStopped(Exception):
     """The server has given this task up (410): nothing more will be answered."""
 
 

@@ -88,7 +88,7 @@ class TaskResult:
     error: str | None = None
 
 
-class DeadlinePassed(Exception):  # noqa: N818 (an outcome, not a fault)
+class DeadlinePassed(Exception):
     """The runner's own deadline for the task is over."""
 
 

@@ -104,22 +104,22 @@ async def test_the_queue_is_bounded_and_waiting_counts_to_the_deadline(socket_se
 
 
 async def test_a_cancelled_or_late_call_gives_its_place_back(socket_server, read_request):
-    requests = 0
+    arrived = asyncio.Event()
 
     async def handler(reader, writer):
-        nonlocal requests
-        await read_request(reader)
-        requests += 1
-        if requests > 2:
-            writer.write(ANSWER.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
-        await reader.read()
+        head, _ = await read_request(reader)
+        if b"/silent" in head:
+            arrived.set()
+            await reader.read()
+        writer.write(ANSWER.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
 
     async with socket_server(handler) as url, LeanClient(url, max_in_flight=1) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.request("GET", "/", timeout_s=0.05)
-        silent = asyncio.create_task(client.request("GET", "/"))
+            await client.request("GET", "/silent/late", timeout_s=0.05)
+        arrived.clear()
+        silent = asyncio.create_task(client.request("GET", "/silent"))
         waiting = [asyncio.create_task(client.request("GET", "/")) for _ in range(3)]
-        await until(lambda: requests == 2)
+        await arrived.wait()
         silent.cancel()
         waiting[0].cancel()
         with pytest.raises(asyncio.CancelledError):
