@@ -140,7 +140,8 @@ async def _model_folder(settings: TrainerSettings, directory: RunDirectory, proc
         "feed_forward": model.intermediate_size,
         "max_context_tokens": settings.rollout.max_context_tokens,
     }
-    wanted.write_text(json.dumps({"directory": str(directory.model), "words": model.words, "shape": shape}))
+    order = {"directory": str(directory.model), "words": model.words, "shape": shape}
+    wanted.write_text(json.dumps(order | {"fake": settings.train.backend == "fake"}))
     child = await processes.spawn(
         "make-model", [sys.executable, "-m", "tide_trainer.backends.make_model", "--settings", str(wanted)]
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from tide_trainer.backends.engine_process import EngineProcess
 from tide_trainer.backends.fake_core import FakeSettings
 from tide_trainer.backends.fake_engine import FakeEngine
+from tide_trainer.backends.fake_training import FakeTraining, FakeTrainingSettings
 from tide_trainer.backends.fsdp import FsdpBackend
 from tide_trainer.backends.training_wire import FsdpSettings
 from tide_trainer.backends.vllm_engine import VllmEngine
@@ -41,6 +42,15 @@ def make_engine(
 def make_backend(settings: TrainerSettings, model: Path, processes: LocalProcesses, directory: Path) -> TrainingBackend:
     """The Actor ranks; weights are published to `directory`, best on a tmpfs."""
     train = settings.train
+    if train.backend == "fake":
+        fake = FakeTrainingSettings(
+            model=str(model),
+            publish_directory=str(directory),
+            learning_rate=train.learning_rate,
+            betas=train.betas,
+            loss=settings.algorithm.loss,
+        )
+        return FakeTraining(fake)
     fsdp = FsdpSettings(
         model=str(model),
         publish_directory=str(directory),

@@ -2,7 +2,8 @@
 
     python -m tide_trainer.backends.make_model --settings FILE
 
-The file is JSON: {"directory": ..., "words": "module:function", "shape": {fields of TinyModel}}.
+The file is JSON: {"directory": ..., "words": "module:function", "shape": {fields of TinyModel}, "fake": bool}. With
+`fake` the weights are those of the fake engine and backend; tokenizer and chat template are the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import sys
 from pathlib import Path
 
+from tide_trainer.backends.fake_training import make_fake_model
 from tide_trainer.backends.tiny_model import TinyModel, make_tiny_model
 from tide_trainer.errors import TrainerError
 
@@ -25,7 +27,10 @@ def main() -> int:
     module, _, name = settings["words"].partition(":")
     words = list(getattr(importlib.import_module(module), name)())
     try:
-        make_tiny_model(settings["directory"], words, TinyModel(**settings["shape"]))
+        folder = make_tiny_model(settings["directory"], words, TinyModel(**settings["shape"]))
+        if settings["fake"]:
+            vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+            make_fake_model(folder, vocabulary, settings["shape"]["seed"])
     except TrainerError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,0 +1,48 @@
+"""A toy environment that a bigram model can learn: say `left`, four times; and its words, its expert, its agents."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tide_sdk import Environment, Start, Step
+from tide_sdk.agents import agent
+
+TURNS = 4
+
+
+def words():
+    """The vocabulary."""
+    return ["left", "right", "forward", "turn", "over"]
+
+
+class Toy(Environment):
+    """Reward is the share of turns in which the model said `left`."""
+
+    name = "toy"
+    blocking = False
+
+    def __init__(self, delay_s: str = "0"):
+        self.delay_s = float(delay_s)
+
+    def start(self, task):
+        self.hits = self.turns = 0
+        self.expert = bool(task.task.get("expert"))
+        return Start([self.message("turn")])
+
+    async def step(self, message):
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        self.turns += 1
+        self.hits += message.text.strip() == "left"
+        done = self.turns == TURNS
+        reward = self.hits / TURNS if done else None
+        return Step([self.message("over" if done else "turn")], reward, terminated=done)
+
+    def message(self, text):
+        return {"role": "user", "content": text} | ({"expert_action": "left"} if self.expert else {})
+
+
+@agent
+async def broken(ctx):
+    """An agent with a bug."""
+    raise ValueError("a bug in the agent")
