@@ -35,6 +35,9 @@ async def test_a_late_turn_is_refused_even_before_the_sweep_comes(bench):
     bench.time.advance(20.0)
     assert (await refused(bench.act(task_id, 0))).code == "expired"
     assert bench.effects() == 0
+    other = (await bench.start("other"))["task_id"]
+    bench.time.advance(20.0)
+    assert (await bench.end(other))["outcome"]["kind"] == "expired"
 
 
 async def test_a_thousand_reads_extend_nothing(bench):
@@ -138,6 +141,32 @@ async def test_a_pause_while_acting_answers_pausing_and_holds_after_the_action(b
     await eventually(lambda: all(task.paused for task in environment.tasks.values()), "the server is told")
     assert (await bench.pause(task_id, 1))["state"] == "paused"
     assert (await bench.end(task_id))["outcome"]["kind"] == "aborted"
+
+
+async def test_a_server_that_still_thinks_the_task_paused_is_told_before_the_action_counts(bench):
+    task_id = (await bench.start())["task_id"]
+    (environment,) = bench.runtime.launched.values()
+    (task,) = environment.tasks.values()
+    task.paused = True
+    assert (await bench.act(task_id, 0))["info"]["effects"] == 1
+
+
+async def test_a_release_that_could_not_be_written_is_tried_again(bench, monkeypatch):
+    task_id = (await bench.start(turns=1, reward=0.5))["task_id"]
+    commit = bench.service.committer.commit
+
+    async def failing(change):
+        if change.after.released:
+            monkeypatch.setattr(bench.service.committer, "commit", commit)
+            raise OSError("disk full")
+        await commit(change)
+
+    monkeypatch.setattr(bench.service.committer, "commit", failing)
+    await bench.act(task_id, 0)
+    await asyncio.wait({bench.service._registry.lives[task_id].releasing})
+    account = await bench.end(task_id)
+    assert (account["reward"], account["outcome"]["kind"]) == (0.5, "completed")
+    assert bench.service.fleets["scripted"].taken == 0
 
 
 async def test_pause_of_a_done_task_answers_done(bench):

@@ -100,7 +100,7 @@ async def test_a_command_that_does_not_exist_is_named(processes):
 
 
 async def test_a_server_that_never_listens_is_killed_with_its_children(processes, eventually):
-    script = "import subprocess, time; subprocess.Popen(['sleep', '300']); time.sleep(300) # {uds}"
+    script = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '300']); time.sleep(300) # {uds}"
     with pytest.raises(LaunchFailed, match="not healthy within 1 s"):
         await processes.launch("never-listens", spec_of("process", sys.executable, "-c", script), 1.0)
     await eventually(lambda: marked("never-listens") == [], "no process is left")

@@ -86,7 +86,7 @@ async def test_a_refused_start_leaves_no_row_and_may_be_repeated(benches):
 
 async def test_an_ending_task_holds_its_slot_until_it_is_released(benches, eventually):
     bench = await benches.open(capacity=1)
-    held = (await bench.start("a", end_s=0.05))["task_id"]
+    held = (await bench.start("a", end_s=1.0))["task_id"]
     ending = asyncio.create_task(bench.end(held))
     await eventually(lambda: bench.service._registry.lives[held].task.state == "ending", "it ends")
     assert (await refused(bench.start("b"))).code == "capacity"

@@ -91,7 +91,7 @@ class ContractApp:
             raise TideError("media_type", "send the header Content-Type: application/json")
         limit = self._max_body_bytes
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > limit:
+        if not length.isdigit() or len(length) > 18 or int(length) > limit:
             raise TideError("too_large", f"the body may have {limit} bytes at most", max_bytes=limit)
         message = await receive()
         body: bytes = message.get("body", b"")

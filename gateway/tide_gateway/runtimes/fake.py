@@ -94,7 +94,7 @@ class ScriptedEnvironment:
         self.capacity = capacity
         self.tasks: dict[str, _Scripted] = {}
         self.keys: dict[str, str] = {}
-        self.num_ended = 0
+        self.accounts: dict[str, dict[str, Any]] = {}
 
     async def handle(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any]]:
         """Answer one request: status and JSON body.
@@ -109,6 +109,8 @@ class ScriptedEnvironment:
             if path == "/start":
                 return 201, await self._start(data)
             task = self.tasks.get(data["task_id"])
+            if path == "/end" and data["task_id"] in self.accounts:
+                return 200, self.accounts[data["task_id"]]
             if task is None:
                 raise TideError("not_found", "no such task")
             if path == "/observation":
@@ -197,10 +199,10 @@ class ScriptedEnvironment:
         if task.acting is not None:
             task.acting.cancel()
         await asyncio.sleep(task.script.end_s)
-        if self.tasks.pop(task.task_id, None) is not None:
-            self.num_ended += 1
+        self.tasks.pop(task.task_id, None)
         account = {"reward": task.reward, "metrics": {"effects": task.effects}, "turns": task.turn}
-        return account | {"clocks": _CLOCKS, "outcome": {"kind": "completed"}}
+        self.accounts[task.task_id] = account | {"clocks": _CLOCKS, "outcome": {"kind": "completed"}}
+        return self.accounts[task.task_id]
 
 
 class FakeChannel:

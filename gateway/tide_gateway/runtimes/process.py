@@ -155,9 +155,8 @@ class ProcessRuntime:
         code = await process.wait()
         if self._processes.get(server.name) is process:
             log.warning("environment server %s (pid %d) exited with code %d", server.name, process.pid, code)
-            # Its children may have outlived it.
-            _signal_group(process.pid, signal.SIGKILL)
             self._processes.pop(server.name, None)
+            await self._kill_descendants(server.name, process.pid)
         self._watchers.pop(server.name, None)
         server.exited.set()
 
@@ -167,11 +166,16 @@ class ProcessRuntime:
             _signal_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), grace_s)
-        _signal_group(process.pid, signal.SIGKILL)
+        await self._kill_descendants(name, process.pid)
         try:
             await asyncio.wait_for(process.wait(), _KILL_S)
         except TimeoutError:
             log.error("environment server %s (pid %d) does not die", name, process.pid)
+
+    async def _kill_descendants(self, name: str, pid: int) -> None:
+        """Kill the server's group, and what left the group but still carries its mark."""
+        _signal_group(pid, signal.SIGKILL)
+        await self.remove_leftovers([name])
 
 
 def _fill(word: str, places: Mapping[str, str]) -> str:

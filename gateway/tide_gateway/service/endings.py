@@ -47,13 +47,15 @@ class Endings:
                 reason = request.reason or "ended by the caller"
                 outcome = Outcome(kind="aborted", reason=reason)
                 await self.begin(live, outcome, detail=reason)
+            elif not live.task.released:
+                self.release(live)
         if live.releasing is not None and not live.releasing.done():
             # Bounded by the `end` limit inside; other calls may wait for it too.
             await asyncio.wait({live.releasing})
         live = await self._registry.find(owner, request.task_id)
         async with live.lock:
             now_s = self._registry.time.now_s()
-            if live.task.state is TaskState.DONE:
+            if live.task.state is TaskState.DONE and live.task.released:
                 read = lifecycle.read_out(live.task, now_s)
                 await self._registry.commit(live, read, events=(Event("ended", now_s),))
             if live.task.state is TaskState.ENDED:
@@ -107,7 +109,7 @@ class Endings:
             live = self._registry.adopt(task)
         async with live.lock:
             await self.expire_if_overdue(live)
-            if live.task.state is TaskState.ENDING and live.releasing is None:
+            if live.task.state is TaskState.ENDING:
                 self.release(live)
 
     async def lost(self, live: Live, detail: str) -> None:
@@ -117,8 +119,8 @@ class Endings:
                 await self.fail(live, "environment_lost", detail)
 
     def release(self, live: Live) -> None:
-        """Begin to let go of the environment; the caller holds the lock."""
-        if live.releasing is None:
+        """Begin to let go of the environment, again if it failed; the caller holds the lock."""
+        if live.releasing is None or live.releasing.done():
             live.releasing = self._registry.spawn(self._release(live), f"tide-release-{live.task.task_id}")
 
     async def _release(self, live: Live) -> None:

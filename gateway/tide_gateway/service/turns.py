@@ -20,7 +20,9 @@ from tide_gateway.service.pauses import Pauses
 from tide_sdk import codec
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
+from tide_sdk.wire import ObservationResponse
 
+MAX_TELLS = 3
 _SLACK_S = 1.0
 """Added to the deadline of an upstream call: the sweep ends the task first, with the clock's name."""
 
@@ -115,13 +117,7 @@ class Turns:
         """Send the action, store the result, answer all who wait."""
         registry = self._registry
         try:
-            server = live.server
-            if server is None:
-                raise upstream.EnvironmentLost("the environment server is gone")
-            if live.peer_paused:
-                await self._pauses.settle(live)
-            limit_s = lifecycle.remaining_s(live.task, registry.time.now_s()) + _SLACK_S
-            answer, raw = await upstream.observe(server, live.task.peer_task, running.turn, running.message, limit_s)
+            answer, raw = await self._ask(live, running)
         except TimeoutError:
             await self._endings.expire(live.task.task_id)
             # Not overdue, then, as the stored clock tells it (it may have been set back), and yet no answer came.
@@ -156,6 +152,23 @@ class Turns:
             running.answer.set_result(answers.with_clocks(stored, live.task, now_s))
         if after.state is TaskState.PAUSED:
             await self._pauses.settle(live)
+
+    async def _ask(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
+        """The environment's answer; a server that still thinks that the task is paused is told again."""
+        for _ in range(MAX_TELLS):
+            server = live.server
+            if server is None:
+                raise upstream.EnvironmentLost("the environment server is gone")
+            if live.peer_paused:
+                await self._pauses.settle(live)
+            limit_s = lifecycle.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
+            try:
+                return await upstream.observe(server, live.task.peer_task, running.turn, running.message, limit_s)
+            except upstream.EnvironmentFailed as error:
+                if error.code != "paused":
+                    raise
+                live.peer_paused = True
+        raise upstream.EnvironmentFailed(423, "paused", "the environment does not resume")
 
     async def _broken(self, live: Live, running: Running, code: str, detail: str) -> None:
         async with live.lock:
