@@ -163,3 +163,15 @@ def test_settings_name_what_is_wrong() -> None:
     for name, info in CtbSettings.model_fields.items():
         assert info.description, name
     assert CtbSettings(budget_fraction=0.5).budget_tokens(5088) == 2544
+
+
+def test_a_head_that_does_not_fit_is_not_overtaken_until_it_is_withdrawn(situation) -> None:
+    made = situation(budget_tokens=300, share_group_prefix=False)
+    made.add("g/0", "g/1", siblings=2)
+    made.plan(0.0)
+    made.on_call("g/0", 200, 10, 0.0)
+    made.plan(0.0)
+    made.add("small", environment="other")
+    assert made.decide(1.0) == []
+    made.withdraw("g/1")
+    assert made.decide(1.0) == [("Admit", "small")]
