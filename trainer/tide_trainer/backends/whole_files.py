@@ -39,9 +39,10 @@ def published(directory: str, version: int) -> Iterator[tuple[Path, Path]]:
     part = folder / f".{path.name}.part"
     yield part, path
     part.replace(path)
-    older = sorted(other for other in folder.glob("v*.safetensors") if other.name < path.name)
+    others = {int(other.stem[1:]): other for other in folder.glob("v*.safetensors")}  # a warm start's are negative
+    older = sorted(number for number in others if number < version)
     for stale in older[: max(0, len(older) - (_NUM_KEPT - 1))]:
-        stale.unlink(missing_ok=True)
+        others[stale].unlink(missing_ok=True)
 
 
 @contextmanager
