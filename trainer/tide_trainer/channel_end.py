@@ -198,8 +198,7 @@ class Channel(asyncio.Protocol):
             _LOG.info("event %r from %s refused: %s", name, self.peer, error)
         except Exception as error:  # noqa: BLE001 - the boundary: one bad event must not take down the channel of all tasks
             self.num_handler_errors += 1
-            if name not in self._handlers:
-                self._handlers[name] = _drop  # told once
+            self._handlers.setdefault(name, _drop)  # an unknown event is told once
             _LOG.error("the handler of event %r from %s failed", name, self.peer, exc_info=error)
 
     def _request(self, number: int, name: str, payload: Any) -> None:

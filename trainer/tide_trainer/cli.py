@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tide_trainer.config_file import load
 from tide_trainer.errors import ConfigurationError, TrainerError
-from tide_trainer.settings import TrainerSettings, load
+from tide_trainer.settings import TrainerSettings
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2

@@ -1,20 +1,15 @@
-"""The configuration of a run: TOML into frozen models, with overrides; nothing else reads a file or the environment.
+"""The configuration of a run as frozen models. Every field says its meaning, its unit, and what 0 or None does.
 
-Every field says its meaning, its unit, and what 0 or None does. An unknown key, a wrong type or an impossible
-combination raises ConfigurationError, which names the field and the fix, before anything is started.
+`config_file.py` reads it from TOML. Only this module reads the process environment.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tide_trainer.errors import ConfigurationError
 from tide_trainer.objectives import AdvantageSettings, LossSettings
 from tide_trainer.scheduling.settings import CtbSettings
 
@@ -248,56 +243,6 @@ class TrainerSettings(Settings):
         return self
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> TrainerSettings:
-    """Reads a configuration file and applies `a.b=value` overrides (TOML values; bare words are strings).
-
-    Raises:
-        ConfigurationError: the file, a key, a type or a combination is wrong; names the field and the fix.
-    """
-    try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            str(path), f"cannot be read ({error.strerror}); give the path of a TOML file"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(str(path), f"is not valid TOML: {error}") from error
-    for override in overrides:
-        _apply(data, override)
-    try:
-        return TrainerSettings.model_validate(data)
-    except ValidationError as error:
-        raise _first_error(error) from error
-
-
 def gateway_token() -> str | None:
     """The gateway's bearer token from the environment, None when unset."""
     return os.environ.get(GATEWAY_TOKEN_VARIABLE) or None
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigurationError(f"--set {override}", "is not of the form section.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, last = key.strip().split(".")
-    node = data
-    for section in sections:
-        node = node.setdefault(section, {})
-        if not isinstance(node, dict):
-            raise ConfigurationError(key.strip(), f"'{section}' is a value, not a section")
-    node[last] = value
-
-
-def _first_error(error: ValidationError) -> ConfigurationError:
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "configuration"
-    if first["type"] == "extra_forbidden":
-        return ConfigurationError(field, "is an unknown key; remove it or correct its spelling")
-    if first["type"] == "missing":
-        return ConfigurationError(field, "is missing; set it")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return ConfigurationError(field, f"{message} (got {first['input']!r})" if first["loc"] else message)

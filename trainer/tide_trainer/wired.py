@@ -21,10 +21,11 @@ from tide_trainer.loop.rollout import Rollout
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
 from tide_trainer.loop.train import Parts, TrainLoop
-from tide_trainer.loop.warm_start import WarmStart, record_demonstrations, supervised_sequences
+from tide_trainer.loop.warm_start import WarmStart, record_demonstrations
 from tide_trainer.persistence.repository import RunRepository
 from tide_trainer.protocols import TrainingBackend
 from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.supervised import supervised_sequences
 from tide_trainer.run_directory import RunDirectory
 from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.roles import RankRole, RoleView, plan_roles

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from tide_sdk.client import GatewayClient
-from tide_trainer.backends.factory import make_backend, make_engine
 from tide_trainer.channel import Channel, ChannelServer, serve_channel
 from tide_trainer.cluster.local import LocalProcesses
 from tide_trainer.errors import ProcessFailed, TrainerError
+from tide_trainer.factory import make_backend, make_engine
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.warm_start import FIRST_VERSION

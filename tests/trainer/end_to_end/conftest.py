@@ -45,7 +45,8 @@ every_train_steps = 2
 
 ENVIRONMENTS = """
 [environments.toy]
-command = ["tide-env", "serve", "toy_environment:Toy", "--uds", "{{uds}}", "--capacity", "{{capacity}}", "--set", "delay_s={delay_s}"]
+command = ["tide-env", "serve", "toy_environment:Toy", "--uds", "{{uds}}", "--set", "delay_s={delay_s}",
+  "--capacity", "{{capacity}}"]
 capacity = 256
 """
 

@@ -47,9 +47,10 @@ def test_a_run_ends_at_its_last_train_step_with_a_final_evaluation(project, step
 
 def test_a_cache_too_small_for_all_pauses_and_resumes_and_ends_as_well(project):
     project.environment_delay(0.02)
-    code, out = project.run(
-        "--set", "rollout.kv_tokens=128", "--set", "rollout.max_context_tokens=48", "--max-steps", "3"
-    )
+    small = ["rollout.kv_tokens=64", "rollout.block_tokens=4", "rollout.max_context_tokens=48"]
+    # Admitted on what they hold now, so that their growth has to be met by pauses.
+    small += ["scheduler.growth_fraction=0", "scheduler.default_prior={prompt_tokens=4, final_tokens=4}"]
+    code, out = project.run("--max-steps", "3", *(word for setting in small for word in ("--set", setting)))
     assert code == 0, out[-3000:]
     steps = [record for record in project.records() if record["event"] == "train_step"]
     assert sum(step["num_pauses"] for step in steps) > 0

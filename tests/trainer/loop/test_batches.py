@@ -52,7 +52,7 @@ def test_no_prompt_is_handed_out_twice_and_no_split_shares_a_seed():
     tests, demos = held_out(tasks), demonstrations(tasks, 300)
     assert len({prompt.uid for prompt in (*train, *tests, *demos)}) == 800
     seeds = [{prompt.seed for prompt in part} for part in (train, tests, demos)]
-    assert not (seeds[0] & seeds[1] or seeds[0] & seeds[2] or seeds[1] & seeds[2])
+    assert len(set.union(*seeds)) == 800
     assert demos[0].task == {"level": 1, "expert": True}
     assert train[0].task == {"level": 1}
 

@@ -6,8 +6,9 @@ from loop_fakes import ScriptedRunner, trajectory
 from tide_trainer.backends.tiny_model import TinyModel, make_tiny_model
 from tide_trainer.errors import RunFailed
 from tide_trainer.loop.sync import SyncReport
-from tide_trainer.loop.warm_start import FIRST_VERSION, WarmStart, record_demonstrations, supervised_sequences
+from tide_trainer.loop.warm_start import FIRST_VERSION, WarmStart, record_demonstrations
 from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.supervised import supervised_sequences
 from tide_trainer.types import Sequence, TrainReport
 
 CONVERSATION = [
@@ -60,7 +61,11 @@ async def test_it_stops_on_measured_success_and_version_zero_is_its_result(setti
     # Measured after steps 2, 5 and 8: 0, .25 and .5, and .5 is in the band.
     assert len(backend.batches) == 8
     assert sync.versions == [FIRST_VERSION + 1, FIRST_VERSION + 2, FIRST_VERSION + 3, 0]
-    assert [record["sampled_success"] for record in records if record["sampled_success"] is not None] == [0.0, 0.25, 0.5]
+    assert [record["sampled_success"] for record in records if record["sampled_success"] is not None] == [
+        0.0,
+        0.25,
+        0.5,
+    ]
     assert records[-1]["greedy_success"] == 0.5
     assert 0.0 in runner.temperatures
     assert {batch.objective for batch in backend.batches} == {"supervised"}
@@ -74,7 +79,7 @@ async def test_it_fails_with_advice_when_success_never_comes(settings):
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
-    words = "go to the ball left forward".split()
+    words = ["go", "to", "the", "ball", "left", "forward"]
     return Renderer(make_tiny_model(tmp_path_factory.mktemp("model"), words, TinyModel(hidden=32, layers=1)))
 
 

@@ -102,11 +102,11 @@ class Rollout:
         Raises:
             RunFailed: a group's coroutine failed, or too many groups in a row were dropped.
         """
-        while not self._buffers.ready():
-            if self._failure is not None:
-                raise RunFailed(f"rollout failed: {self._failure}") from self._failure
+        while self._failure is None and not self._buffers.ready():
             self._changed.clear()
             await self._changed.wait()
+        if self._failure is not None:
+            raise RunFailed(f"rollout failed: {self._failure}") from self._failure
         version = self._buffers.version
         entries = self._buffers.consume()
         self._fill()

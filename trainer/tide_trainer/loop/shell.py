@@ -18,11 +18,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tide_sdk.client import GatewayClient
-from tide_sdk.errors import TideError
 from tide_trainer.errors import RunFailed
+from tide_trainer.loop.flight import CallsInFlight
+from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.scheduling.ctb import TaskScheduler
@@ -31,7 +33,6 @@ from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
 _LOG = logging.getLogger(__name__)
-_CONTROL_TIMEOUT_S = 30.0
 
 
 class SchedulerShell:
@@ -64,15 +65,13 @@ class SchedulerShell:
         self._scheduler = scheduler
         self._router = router
         self._workers = workers
-        self._gateway = gateway
+        self._control = GatewayControl(gateway)
         self._settings = settings
         self._run = run
         self._now = now
         self._tasks: dict[str, ShellTask] = {}
-        self._in_flight: set[int] = set()
+        self._in_flight = CallsInFlight()
         self.version = 0
-        self._drained = asyncio.Event()
-        self._drained.set()
         self._background: set[asyncio.Task[None]] = set()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +128,7 @@ class SchedulerShell:
 
     async def drained(self) -> None:
         """Returns when no granted call is in flight."""
-        await self._drained.wait()
+        await self._in_flight.drained()
 
     def open_gate(self, version: int) -> None:
         """Grants again; the ranks serve `version`."""
@@ -145,7 +144,12 @@ class SchedulerShell:
         """Sums since the start."""
         self._count_idle()
         view = self._scheduler.view()
-        return self._figures.with_pauses(view.num_pauses, view.num_resumes)
+        return replace(
+            self._figures,
+            num_pauses=view.num_pauses,
+            num_resumes=view.num_resumes,
+            num_failed_controls=self._control.num_failed,
+        )
 
     async def close(self) -> None:
         """Cancels what the shell has in flight; the tasks' own coroutines are their callers' to cancel."""
@@ -191,7 +195,7 @@ class SchedulerShell:
             case Grant(rank=rank):
                 self._grant(task, rank)
             case Pause():
-                self._spawn(self._pause(task))
+                self._spawn(self._control.pause(task))
             case Resume(rank=rank):
                 self._spawn(self._resume(task, rank))
             case Refuse(reason=reason):
@@ -201,8 +205,7 @@ class SchedulerShell:
         if task.call is None:
             return
         call, task.call = task.call, None
-        self._in_flight.add(call)
-        self._drained.clear()
+        self._in_flight.begin(call)
         self._router.grant(call, rank, self.version)
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
@@ -226,25 +229,9 @@ class SchedulerShell:
         if not task.result.done():
             task.result.set_result(to_trajectory(task, captured, done))
 
-    async def _pause(self, task: ShellTask) -> None:
-        async with task.control:
-            await self._tell(task, self._gateway.pause, "pause")
-
     async def _resume(self, task: ShellTask, rank: RankId) -> None:
-        async with task.control:
-            await self._tell(task, self._gateway.resume, "resume")
-            self._grant(task, rank)
-
-    async def _tell(self, task: ShellTask, call: Callable[..., Any], name: str) -> None:
-        """One `/pause` or `/resume`; a failure is counted and logged, the agent's next turn then says what is wrong."""
-        try:
-            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-                task_id = await asyncio.shield(task.task_id)
-                task.epoch += 1
-                await call(task_id, task.epoch)
-        except (TideError, TimeoutError) as error:
-            self._figures.num_failed_controls += 1
-            _LOG.warning("/%s of task %s failed: %s", name, task.session, error)
+        await self._control.resume(task)
+        self._grant(task, rank)
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
         task = self._tasks.get(event["session"])
@@ -266,22 +253,17 @@ class SchedulerShell:
     def _on_turn(self, event: Mapping[str, Any]) -> None:
         footprint = event["footprint"]
         self._figures.add_turn(footprint)
-        self._call_over(event["call"])
+        self._in_flight.end(event["call"])
         if event["session"] in self._tasks:
             with self._figures.measured():
                 self._scheduler.on_turn(event["session"], footprint["context_tokens"], self._now())
             self._wake()
 
     def _on_call_over(self, event: Mapping[str, Any]) -> None:
-        self._call_over(event["call"])
+        self._in_flight.end(event["call"])
         task = self._tasks.get(event["session"])
         if task is not None and task.call == event["call"]:
             task.call = None
-
-    def _call_over(self, call: int) -> None:
-        self._in_flight.discard(call)
-        if not self._in_flight:
-            self._drained.set()
 
     def _count_idle(self) -> None:
         now_s = self._now()

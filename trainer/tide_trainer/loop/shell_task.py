@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer.scheduling.plan import TaskEntry
@@ -110,10 +110,6 @@ class ShellFigures:
             yield
         finally:
             self.scheduler_cpu_s += time.thread_time() - began_s
-
-    def with_pauses(self, num_pauses: int, num_resumes: int) -> ShellFigures:
-        """A copy with the scheduler's counters."""
-        return replace(self, num_pauses=num_pauses, num_resumes=num_resumes)
 
     def since(self, earlier: ShellFigures) -> ShellFigures:
         """The difference to an earlier copy."""

@@ -22,8 +22,6 @@ from tide_trainer.loop.prompts import demonstrations, held_out
 from tide_trainer.loop.rollout import TaskRunner
 from tide_trainer.loop.sync import WeightSync
 from tide_trainer.protocols import TrainingBackend
-from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import Capture, Reply
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import Prompt, Sequence, TrainBatch
 
@@ -62,25 +60,6 @@ async def record_demonstrations(
         errors = sorted({str(account.get("error") or account["outcome"]) for account in accounts})
         raise RunFailed(f"only {len(good)} of {wanted} demonstrations succeeded: {'; '.join(errors[:3])}")
     return good
-
-
-def supervised_sequences(renderer: Renderer, conversations: Seq[Seq[Mapping[str, Any]]]) -> list[Sequence]:
-    """One sequence per segment; only the replies and the token that ends each train.
-
-    The ids are made by the router's own capture, so that they are those of reinforcement learning.
-    """
-    stop = renderer.stop_token_ids[:1]
-    sequences: list[Sequence] = []
-    for messages in conversations:
-        capture = Capture(renderer)
-        for place, message in enumerate(messages):
-            if message["role"] == "assistant":
-                content = str(message["content"])
-                ids = (*renderer.encode_after(content), *stop)
-                reply = Reply(ids, (0.0,) * len(ids), content, "stop")
-                capture.commit(capture.plan(messages[:place]), reply, 0)
-        sequences.extend(Sequence(s.token_ids, s.sampled, s.logprobs, 1.0) for s in capture.segments())
-    return sequences
 
 
 class WarmStart:

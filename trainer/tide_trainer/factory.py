@@ -23,20 +23,43 @@ def make_engine(
 ) -> EngineProcess:
     """The engine of one rollout rank, whose weights in the model folder are `version`."""
     rollout = settings.rollout
-    common = {
-        "version": version,
-        "kv_tokens": rollout.kv_tokens,
-        "block_tokens": rollout.block_tokens,
-        "max_context_tokens": rollout.max_context_tokens,
-        "max_running": rollout.max_running,
-        "seed": settings.run.seed * 1000 + rank.index,
-    }
-    deadlines = {"ready_timeout_s": rollout.ready_timeout_s, "call_timeout_s": rollout.sync_timeout_s}
+    seed = settings.run.seed * 1000 + rank.index
     if rollout.engine == "fake":
-        fake = FakeSettings(model_path=str(model / "model.safetensors"), **common)
-        return FakeEngine(rank, fake, processes, directory, **deadlines)
-    vllm = VllmSettings(model_path=str(model), num_threads=rollout.num_threads, **common)
-    return VllmEngine(rank, vllm, processes, directory, **deadlines)
+        fake = FakeSettings(
+            model_path=str(model / "model.safetensors"),
+            version=version,
+            kv_tokens=rollout.kv_tokens,
+            block_tokens=rollout.block_tokens,
+            max_context_tokens=rollout.max_context_tokens,
+            max_running=rollout.max_running,
+            seed=seed,
+        )
+        return FakeEngine(
+            rank,
+            fake,
+            processes,
+            directory,
+            ready_timeout_s=rollout.ready_timeout_s,
+            call_timeout_s=rollout.sync_timeout_s,
+        )
+    vllm = VllmSettings(
+        model_path=str(model),
+        version=version,
+        kv_tokens=rollout.kv_tokens,
+        block_tokens=rollout.block_tokens,
+        max_context_tokens=rollout.max_context_tokens,
+        max_running=rollout.max_running,
+        num_threads=rollout.num_threads,
+        seed=seed,
+    )
+    return VllmEngine(
+        rank,
+        vllm,
+        processes,
+        directory,
+        ready_timeout_s=rollout.ready_timeout_s,
+        call_timeout_s=rollout.sync_timeout_s,
+    )
 
 
 def make_backend(settings: TrainerSettings, model: Path, processes: LocalProcesses, directory: Path) -> TrainingBackend:
