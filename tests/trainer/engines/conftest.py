@@ -85,7 +85,7 @@ class EngineCase:
     engine: EngineProcess
     info: types.EngineInfo
     files: list[Path]
-    reference: Callable[[int, Sequence[int], int], list[float]]
+    reference: Callable[[int, Sequence[int], int], float]
     version: int = 0
     model: int = 0
     checksums: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -104,12 +104,12 @@ class EngineCase:
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """What the present model gives to each of `token_ids`, by an independent computation."""
         ids = [*prompt_ids, *token_ids]
-        return [self.reference(self.model, ids[:end], ids[end]) for end in range(len(prompt_ids), len(ids))]  # type: ignore[misc]
+        return [self.reference(self.model, ids[:end], ids[end]) for end in range(len(prompt_ids), len(ids))]
 
     def greedy(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
         ids = list(prompt_ids)
         for _ in range(num_tokens):
-            ids.append(max(range(VOCABULARY), key=lambda token: self.reference(self.model, ids, token)))  # type: ignore[arg-type,return-value]
+            ids.append(max(range(VOCABULARY), key=lambda token: self.reference(self.model, ids, token)))
         return ids[len(prompt_ids) :]
 
     def client(self, token: str | None = None) -> Any:

@@ -69,6 +69,7 @@ async def serve(engine: ServedEngine, token: str | None, announce_path: Path) ->
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,

@@ -38,7 +38,9 @@ def build(settings: VllmSettings) -> Any:
     )
     config = arguments.create_engine_config()
     disable_prepacking()
-    return EngineCore(config, Executor.get_class(config), log_stats=False)
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    core.collective_rpc("tide_bind_kernels")
+    return core
 
 
 def request_types() -> tuple[Any, Any]:

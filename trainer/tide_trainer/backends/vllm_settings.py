@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,20 +104,5 @@ def environment(settings: VllmSettings) -> dict[str, str]:
             "TORCH_COMPILE_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ZENTORCH_WEIGHT_PREPACK": "0",
-            "LD_PRELOAD": ":".join(_preloads()),
         }
     return variables
-
-
-def _preloads() -> list[str]:
-    # vLLM preloads these for the workers that it spawns; ours is in-process, so the server itself needs them.
-    found: list[str] = []
-    for package, folder, pattern in (
-        ("vllm", "libs", "libtcmalloc_minimal*.so*"),
-        ("torch", "lib", "libgomp*.so*"),
-        ("torch", "../torch.libs", "libgomp*.so*"),
-    ):
-        spec = importlib.util.find_spec(package)
-        for location in (spec.submodule_search_locations or []) if spec else []:
-            found += [str(path.resolve()) for path in sorted((Path(location) / folder).glob(pattern))[:1]]
-    return found

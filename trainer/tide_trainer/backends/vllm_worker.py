@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from tide_trainer.backends import weights_io
+from tide_trainer.backends import vllm_kernels, weights_io
 from tide_trainer.errors import WeightsDiffer
 
 _LOG = logging.getLogger(__name__)
@@ -83,7 +83,12 @@ class WeightLoader:
         differing = [name for name, tensor in _tensors(path) if not _holds(parts[name].tensor, tensor, checksums[name])]
         if differing:
             raise WeightsDiffer(f"the live model does not hold the announced bytes of {', '.join(differing[:5])}")
+        vllm_kernels.bind(model)
         return len(parts)
+
+    def tide_bind_kernels(self) -> int:
+        """Gives the loaded model its kernels (`vllm_kernels.bind`); the number bound."""
+        return vllm_kernels.bind(self.model_runner.get_model())  # type: ignore[attr-defined]
 
 
 def locate(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LivePart]:
