@@ -17,14 +17,15 @@ from tide_trainer.cluster.local import ChildFailed, ChildProcess, LocalProcesses
 from tide_trainer.errors import ProcessFailed
 
 SLEEP = "import time; time.sleep(600)"
-# A child with a grandchild in its own session, as an environment server may be, and one that ignores SIGTERM.
+# A child with a grandchild in its own session, as an environment server may be, and one in ours
+# that ignores SIGTERM and has lost our environment.
 FAMILY = textwrap.dedent("""
     import signal, subprocess, sys, time
     calm = "import time; time.sleep(600)"
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     stubborn = deaf + "print('up', flush=True); time.sleep(600)"
     a = subprocess.Popen([sys.executable, "-S", "-c", calm], start_new_session=True)
-    b = subprocess.Popen([sys.executable, "-S", "-c", stubborn], stdout=subprocess.PIPE)
+    b = subprocess.Popen([sys.executable, "-S", "-c", stubborn], stdout=subprocess.PIPE, env={})
     b.stdout.readline()
     print(a.pid, b.pid, flush=True)
     time.sleep(600)

@@ -56,6 +56,7 @@ class Main:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.connected: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self.granting = True
+        self.engine: EngineServer
 
     async def start(self, model_dir: Path) -> ChildProcess:
         self.server = await serve_channel(self.folder / "c" / "router", self.connect)
@@ -105,7 +106,7 @@ async def test_the_official_client_works_unchanged(main):
     async with openai.AsyncOpenAI(base_url=url, api_key=key) as client:
         talk: list[Any] = [{"role": "system", "content": "You play."}, {"role": "user", "content": "you see a door"}]
         for _ in range(3):
-            answer = await client.chat.completions.create(model="policy", messages=talk, logprobs=True, seed=1)
+            answer: Any = await client.chat.completions.create(model="policy", messages=talk, logprobs=True, seed=1)
             assert answer.choices[0].message.content == "go left"
             assert answer.choices[0].finish_reason == "stop"
             assert answer.usage.prompt_tokens_details.cached_tokens == 1
@@ -117,6 +118,7 @@ async def test_the_official_client_works_unchanged(main):
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "go left"
         assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == len(main.engine.ids)
         assert [model.id async for model in client.models.list()] == ["policy"]
         with pytest.raises(openai.BadRequestError) as caught:

@@ -9,6 +9,7 @@ import tracemalloc
 import pytest
 
 from tide_trainer.channel import PeerError
+from tide_trainer.router import control
 from tide_trainer.router.state import Limits
 
 
@@ -37,7 +38,8 @@ async def test_a_thousand_sessions_leave_memory_flat(router, user):
             await asyncio.gather(*(play(number + i) for i in range(50)))
         router.events.clear()
         for engine in router.engines.values():
-            engine.sent.clear(), engine.sampled.clear(), engine.samplings.clear()
+            for book in (engine.sent, engine.sampled, engine.samplings):
+                book.clear()
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
@@ -53,8 +55,17 @@ async def test_a_thousand_sessions_leave_memory_flat(router, user):
     assert router.calls.num_held == 0
 
 
+async def test_only_so_many_ended_sessions_are_remembered(router, user, monkeypatch):
+    monkeypatch.setattr(control, "MAX_ENDED", 2)
+    for name in ("s1", "s2", "s3"):
+        router.open(name)
+        router.control.close({"session": name})
+    assert [(await router.chat([user("you")], session=name))[0] for name in ("s1", "s2", "s3")] == [404, 410, 410]
+
+
 async def test_idle_sessions_expire_and_busy_ones_do_not(router, user):
-    router.open("old"), router.open("busy")
+    router.open("old")
+    router.open("busy")
     router.auto_rank = None
     request = asyncio.create_task(router.chat([user("you")], session="busy"))
     await until(lambda: router.events)

@@ -63,7 +63,7 @@ class Renderer:
         self.stop_token_ids = self._stop_ids(folder)
         eos = self._special.get("eos_token")
         self._anchor = eos if isinstance(eos, str) and self._is_one_token(eos) else ""
-        self._anchor_id = self._tokenizer.token_to_id(self._anchor) if self._anchor else -1
+        self._anchor_id = self.encode(self._anchor)[0] if self._anchor else -1
 
     def render(
         self,

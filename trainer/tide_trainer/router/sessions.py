@@ -22,7 +22,7 @@ MAX_OPEN = 8
 """Segments of a session that may still be extended."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class OpenSegment:
     """A segment that grows.
 
