@@ -29,7 +29,7 @@ from tide_gateway.timekeeping import WallTime
 from tide_sdk import codec
 from tide_sdk.migrations import migrate
 
-DRAIN_S = 4.0
+DRAIN_S = 3.0
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
 KEEP_ALIVE_S = 75
 

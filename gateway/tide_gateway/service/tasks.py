@@ -95,7 +95,7 @@ class TaskService:
         if self._clock_sweeps:
             self._sweeping = asyncio.create_task(self._sweeper.run(), name="tide-sweep")
 
-    async def stop(self, drain_s: float = 4.0) -> None:
+    async def stop(self, drain_s: float = 3.0) -> None:
         """Take no new starts, let running turns finish, end the rest, stop all servers in parallel. Safe to repeat.
 
         Calls that wait get 503; calls that come later read what is stored.
