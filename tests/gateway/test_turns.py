@@ -73,6 +73,15 @@ async def test_a_broken_connection_sends_again_to_the_same_incarnation_only(benc
     assert bench.effects() == 1
 
 
+async def test_a_broken_connection_is_never_sent_again_to_another_incarnation(bench):
+    task_id = (await bench.start(drop_turn=0))["task_id"]
+    (environment,) = bench.runtime.launched.values()
+    environment.incarnation = "restarted behind the same address"
+    assert (await refused(bench.act(task_id, 0))).code == "environment_lost"
+    assert environment.keys.keys() == {f"{task_id}/0"}
+    assert (await bench.end(task_id))["reward"] is None
+
+
 async def test_a_server_that_dies_after_it_acted_loses_the_task_and_never_acts_again(bench):
     task_id = (await bench.start(die_turn=1))["task_id"]
     other = (await bench.start("other"))["task_id"]
