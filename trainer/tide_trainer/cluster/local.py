@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from tide_trainer.cluster import proc
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.02
+_STOP_POLL_S = 0.05
+_GUARD_LIMIT_S = 10.0
 _TAIL_BYTES = 4096
 _KILL_SHARE = 0.25
 """Share of a stop's deadline that is kept for SIGKILL and its effect."""
@@ -157,32 +159,22 @@ class LocalProcesses:
 
     async def stop(self, child: ChildProcess, deadline_s: float = 10.0) -> None:
         """End a child and its tree: SIGTERM, then SIGKILL before the deadline; idempotent."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + deadline_s
         self.cpu_seconds(child)
         self.peak_rss_bytes(child)
-        members = child.members()
-        proc.send(members, signal.SIGTERM)
-        while members and loop.time() < end_s - deadline_s * _KILL_SHARE:
-            await asyncio.sleep(_POLL_S)
-            members = child.members()
-        while members and loop.time() < end_s:
-            proc.send(members, signal.SIGKILL)
-            await asyncio.sleep(_POLL_S)
-            members = child.members()
-        if members:
-            _LOG.error("child %s: processes %s outlived SIGKILL", child.name, [info.pid for info in members])
-            return
-        await child.wait_dead()
+        if await _end(child.name, child.members, deadline_s):
+            await child.wait_dead()
 
     async def stop_all(self, deadline_s: float = 10.0) -> None:
-        """End all children in parallel, and at last the guard; idempotent, safe to call in a signal's handling."""
-        async with asyncio.timeout(deadline_s + 2.0):
-            await asyncio.gather(*(self.stop(child, deadline_s) for child in self.children))
-            guard, self._guard = self._guard, None
-            if guard is not None:
-                assert guard.stdin is not None
-                guard.stdin.close()  # it sweeps once more by the cookie, and ends
+        """End all children in parallel, also what ended ones have left, and at last the guard; idempotent."""
+        await asyncio.gather(
+            *(self.stop(child, deadline_s) for child in self.children),
+            _end("left over", lambda: proc.tree(self._cookie, {}), deadline_s),
+        )
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            assert guard.stdin is not None
+            guard.stdin.close()  # with nothing left to end it is gone at once
+            async with asyncio.timeout(_GUARD_LIMIT_S):
                 await guard.wait()
 
     def cpu_seconds(self, child: ChildProcess) -> float:
@@ -250,6 +242,22 @@ class LocalProcesses:
                 for child in self.children:
                     self._guard.stdin.write(f"{child.pid} {child.started_ticks}\n".encode())
             return self._guard
+
+
+async def _end(name: str, members: Callable[[], list[proc.ProcessInfo]], deadline_s: float) -> bool:
+    """SIGTERM, then SIGKILL before the deadline; False if something outlived both (an uninterruptible wait)."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + deadline_s
+    left = members()
+    proc.send(left, signal.SIGTERM)
+    while left and loop.time() < end_s:
+        if loop.time() > end_s - deadline_s * _KILL_SHARE:
+            proc.send(left, signal.SIGKILL)
+        await asyncio.sleep(_STOP_POLL_S)
+        left = members()
+    if left:
+        _LOG.error("%s: processes %s outlived SIGKILL", name, [info.pid for info in left])
+    return not left
 
 
 def read_announcement(path: Path) -> Mapping[str, Any]:
