@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tide_trainer.scheduling.plan import (
+    Admit,
     Phase,
     SchedulerError,
     SchedulerFullError,
@@ -72,11 +73,11 @@ def test_a_late_probe_lets_the_siblings_start_on_the_prior(situation) -> None:
 
 def test_a_probe_that_ends_or_is_withdrawn_hands_over(situation) -> None:
     made = situation()
-    made.add("g/0", "g/1", "g/2", siblings=3)
+    made.add("g/0", "g/1", "g/2", "g/3", siblings=4)
     made.withdraw("g/0")
     assert made.decide(0.0) == [("Admit", "g/1")]
     made.on_end("g/1", 1.0, completed=False)
-    assert made.decide(1.0) == [("Admit", "g/2")]
+    assert made.decide(1.0) == [("Admit", "g/2"), ("Admit", "g/3")]
 
 
 def test_missing_siblings_start_before_new_groups_and_evaluation_before_both(situation) -> None:
@@ -175,3 +176,16 @@ def test_a_head_that_does_not_fit_is_not_overtaken_until_it_is_withdrawn(situati
     assert made.decide(1.0) == []
     made.withdraw("g/1")
     assert made.decide(1.0) == [("Admit", "small")]
+
+
+def test_siblings_start_on_the_rank_of_their_group(situation) -> None:
+    made = situation(num_ranks=3)
+    for group in ("f", "g", "h"):
+        made.add(*(f"{group}/{k}" for k in range(3)), siblings=3)
+    homes = {decision.task[0]: decision.rank for decision in made.plan(0.0)}
+    assert len(set(homes.values())) == 3
+    for group in homes:
+        made.on_call(f"{group}/0", 100, 10, 0.0)
+    admits = [decision for decision in made.plan(0.0) if isinstance(decision, Admit)]
+    assert len(admits) == 6
+    assert all(decision.rank == homes[decision.task[0]] for decision in admits)

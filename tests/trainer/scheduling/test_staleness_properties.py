@@ -11,6 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tide_trainer.scheduling.staleness import BufferState, NoPlaceError, StalenessBuffers
 
+PICK = st.integers(0, 10**6)
+
+
+def chosen(options: list, pick: int):
+    return options[pick % len(options)]
+
 
 def assert_placed_well(buffers: StalenessBuffers) -> None:
     """Invariant 2, and the two rules of placement: reservations as late and complete groups as early as they may."""
@@ -36,7 +42,11 @@ class StalenessMachine(RuleBasedStateMachine):
     def in_flight(self) -> list[str]:
         return sorted(set(self.versions) - self.complete)
 
-    @rule(age=st.integers(0, 5))
+    @rule(ages=st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    def reserve_some(self, ages: list[int]) -> None:
+        for age in ages:
+            self.reserve(age)
+
     def reserve(self, age: int) -> None:
         buffers, version = self.buffers, self.buffers.version - age
         uid = f"g{self.started}"
@@ -55,25 +65,25 @@ class StalenessMachine(RuleBasedStateMachine):
         self.started += 1
 
     @precondition(lambda self: self.in_flight())
-    @rule(data=st.data())
-    def occupy(self, data: st.DataObject) -> None:
-        uid = data.draw(st.sampled_from(self.in_flight()))
+    @rule(pick=PICK)
+    def occupy(self, pick: int) -> None:
+        uid = chosen(self.in_flight(), pick)
         before = next(r.buffer for r in self.buffers.snapshot().entries if r.entry == uid)
         assert self.buffers.occupy(uid) <= before
         self.complete.add(uid)
 
     @precondition(lambda self: self.versions)
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        uid = data.draw(st.sampled_from(sorted(self.versions)))
+    @rule(pick=PICK)
+    def delete(self, pick: int) -> None:
+        uid = chosen(sorted(self.versions), pick)
         self.buffers.delete(uid)
         self.complete.discard(uid)
         del self.versions[uid]
 
     @precondition(lambda self: self.in_flight())
-    @rule(data=st.data(), age=st.integers(0, 4))
-    def lower(self, data: st.DataObject, age: int) -> None:
-        uid = data.draw(st.sampled_from(self.in_flight()))
+    @rule(pick=PICK, age=st.integers(0, 4))
+    def lower(self, pick: int, age: int) -> None:
+        uid = chosen(self.in_flight(), pick)
         version = self.buffers.version - age
         before = self.buffers.snapshot()
         try:
@@ -108,8 +118,33 @@ class StalenessMachine(RuleBasedStateMachine):
         assert {r.entry for r in records if r.occupied} == self.complete
 
 
-StalenessMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+StalenessMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestStalenessMachine = StalenessMachine.TestCase
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("eta", [0, 1, 2, 4])
+def test_long_random_runs_keep_every_invariant(eta: int, batch_size: int) -> None:
+    """The same rules in a mix that keeps the buffers nearly full, checked after every operation."""
+    choose = random.Random(10 * eta + batch_size)
+    machine = StalenessMachine()
+    machine.start(eta, batch_size, version=0)
+    for _ in range(2000):
+        pick, dice = choose.randrange(10**6), choose.random()
+        if dice < 0.5:
+            machine.reserve(choose.randint(0, eta + 1))
+        elif dice < 0.7 and machine.in_flight():
+            machine.occupy(pick)
+        elif dice < 0.8 and machine.versions:
+            machine.delete(pick)
+        elif dice < 0.9 and machine.in_flight():
+            machine.lower(pick, choose.randint(0, eta))
+        elif dice < 0.98 and machine.buffers.ready():
+            machine.consume()
+        elif dice > 0.99:
+            machine.restart()
+        machine.placed_well()
+    assert machine.buffers.version > 10
 
 
 @pytest.mark.parametrize("eta", [0, 1, 3, 10])

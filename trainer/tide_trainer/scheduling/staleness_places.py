@@ -132,15 +132,15 @@ class Places:
         return free
 
     def close_up(self, free: int) -> None:
-        """After a deletion: moves reservations later and occupied entries earlier until no move is left."""
-        while True:
-            free = self.shift_reservations(free)
-            last = next((v for v in reversed(self.buffers) if v > free and self.buffers[v].occupied), None)
-            if last is None:
-                return
-            entry, _ = self.buffers[last].occupied.popitem()
-            self.put_occupied(entry, free)
-            free = last
+        """After a deletion: moves reservations later, and then the latest occupied entry to the place left free."""
+        free = self.shift_reservations(free)
+        last = next((v for v in reversed(self.buffers) if v > free and self.buffers[v].occupied), None)
+        if last is None:
+            return
+        entry, _ = self.buffers[last].occupied.popitem()
+        self.put_occupied(entry, free)
+        # The place at `last` stays free. The entry stood there because every earlier place was taken, and a reservation
+        # before it that may stand at `last` would have moved there then.
 
     def check(self) -> None:
         """Raises StalenessError if an invariant is broken. O(entries)."""
