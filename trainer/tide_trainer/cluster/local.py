@@ -166,10 +166,11 @@ class LocalProcesses:
 
     async def stop_all(self, deadline_s: float = 10.0) -> None:
         """End all children in parallel, also what ended ones have left, and at last the guard; idempotent."""
-        await asyncio.gather(
-            *(self.stop(child, deadline_s) for child in self.children),
-            _end("left over", lambda: proc.tree(self._cookie, {}), deadline_s),
-        )
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + deadline_s
+        await asyncio.gather(*(self.stop(child, deadline_s) for child in self.children))
+        # Afterwards and not beside them: to some programs a second SIGTERM means to stop without order.
+        await _end("left over", lambda: proc.tree(self._cookie, {}), max(1.0, end_s - loop.time()))
         guard, self._guard = self._guard, None
         if guard is not None:
             assert guard.stdin is not None
