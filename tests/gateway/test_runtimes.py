@@ -161,6 +161,21 @@ async def test_servers_may_announce_themselves_or_take_a_port(processes, tmp_pat
     assert (await upstream.probe(server)).capacity == 4
 
 
+async def test_the_sockets_folder_is_private_and_taken_over_after_a_crash(processes, tmp_path):
+    server = await launch(("process", processes))
+    folder = Path(server.channel.base_url.removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o077 == 0
+    other = ProcessRuntime(os.environ, tmp_path / "logs")  # the same place, as after kill -9
+    assert other._folder() == folder
+    assert list(folder.iterdir()) == []
+    folder.chmod(0o777)
+    third = ProcessRuntime(os.environ, tmp_path / "logs")
+    assert third._folder() != folder
+    await third.close()
+    await other.close()
+    assert not folder.exists()
+
+
 def marked(name: str) -> list[int]:
     """Processes that carry the instance's name."""
     found = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -103,9 +105,8 @@ class ProcessRuntime:
             self._run_dir = None
 
     def _folder(self) -> Path:
-        # Under the system's short temporary folder: a unix socket's path has 107 bytes at most.
         if self._run_dir is None:
-            self._run_dir = Path(tempfile.mkdtemp(prefix="tide-"))
+            self._run_dir = _make_run_dir(self._log_dir)
         return self._run_dir
 
     async def _spawn(
@@ -176,6 +177,23 @@ class ProcessRuntime:
         """Kill the server's group, and what left the group but still carries its mark."""
         _signal_group(pid, signal.SIGKILL)
         await self.remove_leftovers([name])
+
+
+def _make_run_dir(log_dir: Path) -> Path:
+    """A private folder for sockets, named after the log folder: a killed gateway's is found and emptied by the next.
+
+    It lies in the system's temporary folder, since a unix socket's path has 107 bytes at most.
+    """
+    digest = hashlib.sha256(str(log_dir.absolute()).encode()).hexdigest()[:12]
+    path = Path(tempfile.gettempdir()) / f"tide-{os.getuid()}-{digest}"
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            # Somebody else made it: a name in a shared folder is no proof.
+            return Path(tempfile.mkdtemp(prefix="tide-"))
+        shutil.rmtree(path)
+    path.mkdir(mode=0o700)
+    return path
 
 
 def _fill(word: str, places: Mapping[str, str]) -> str:
