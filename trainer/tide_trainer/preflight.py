@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tide_sdk.agents import load_agent
 from tide_trainer.errors import ConfigurationError
 from tide_trainer.persistence.migrate import check_database
 from tide_trainer.settings import TrainerSettings
@@ -23,9 +24,9 @@ def check(settings: TrainerSettings) -> None:
         sys.path.insert(0, os.getcwd())
     _check_installed(settings)
     _check_model(settings)
-    _check_entry("agent.entry", settings.agent.entry)
+    _check_agent("agent.entry", settings.agent.entry)
     if settings.warm_start.enabled:
-        _check_entry("warm_start.demonstrator", settings.warm_start.demonstrator)
+        _check_agent("warm_start.demonstrator", settings.warm_start.demonstrator)
     if settings.run.database_url:
         check_database(settings.run.database_url)
     if not settings.gateway.url:
@@ -49,6 +50,14 @@ def _check_model(settings: TrainerSettings) -> None:
             raise ConfigurationError("model.path", f"{folder} has no config.json; give a Hugging Face model folder")
     else:
         _check_entry("model.words", settings.model.words)
+
+
+def _check_agent(field: str, entry: str) -> None:
+    _check_entry(field, entry)
+    try:
+        load_agent(entry)
+    except ValueError as error:
+        raise ConfigurationError(field, str(error).replace("@tide_sdk.agent", "@agent of tide_sdk")) from error
 
 
 def _check_entry(field: str, entry: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.backends.engine_process import EngineProcess
-from tide_trainer.cluster.local import LocalProcesses
+from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import EngineFailed, RunFailed
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.ports import RouterPort, WorkerPool
@@ -31,9 +31,11 @@ from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.roles import RankRole, RoleView, plan_roles
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, RankId, Role
-from tide_trainer.usage import Usage, usage
+from tide_trainer.usage import Usage, part_of, usage
 
 _LOG = logging.getLogger(__name__)
+NEEDED = frozenset({"gateway", "router", "agents"})
+"""Parts whose processes the run cannot miss and does not start anew."""
 
 
 class Wired:
@@ -80,7 +82,11 @@ class Wired:
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
         )
         self._loop: TrainLoop | None = None
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching = [
+            asyncio.create_task(self._watch_child(child), name=f"watch {child.name}")
+            for child in processes.children
+            if part_of(child.name) in NEEDED
+        ]
 
     @property
     def parity_max_abs(self) -> float | None:
@@ -133,6 +139,11 @@ class Wired:
             self._shell.add_rank(info)
             self._watching.append(asyncio.create_task(self._watch(engine), name=f"watch {info.rank}"))
         await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
+
+    async def _watch_child(self, child: ChildProcess) -> None:
+        """The run fails when a process ends that nothing can replace."""
+        code = await child.wait_dead()
+        self._shell.fail(RunFailed(f"{child.name} ended with exit code {code}; the end of its log:\n{child.tail()}"))
 
     async def _watch(self, engine: EngineProcess) -> None:
         """Quarantines a rank at once when its process ends or its probe fails; below `min_ranks` the run fails."""

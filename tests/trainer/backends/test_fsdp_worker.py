@@ -23,7 +23,8 @@ def model(tmp_path_factory):
     return str(make_tiny_model(folder, WORDS, TinyModel(hidden=32, layers=2, heads=2, kv_heads=1, feed_forward=32)))
 
 
-def worker(model, **settings):
+def worker(model, warmup_updates=0, **settings):
+    settings["warmup_updates"] = warmup_updates
     made = FsdpWorker(RankSettings(FsdpSettings(model, "", device="cpu", **settings), 0, "", ""))
     made.boot(None)
     return made
@@ -105,6 +106,15 @@ def test_a_learning_rate_of_the_batch_replaces_the_configured_one_for_that_updat
     assert made._optimizer.param_groups[0]["lr"] == 1e-9
     made.train("policy", [SEQUENCES], TOTALS, None)
     assert made._optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_learning_rate_warms_up_and_again_after_a_change_of_objective(model):
+    made = worker(model, warmup_updates=4, learning_rate=0.4)
+    rates = []
+    for objective in ["supervised"] * 5 + ["policy"] * 2:
+        made.train(objective, [SEQUENCES], TOTALS, None)
+        rates.append(made._optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.1, 0.2])
 
 
 def test_only_sampled_positions_train_and_never_the_first(model):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tide_trainer.channel import Channel, ChannelClosed
-from tide_trainer.errors import ProcessFailed
 from tide_trainer.types import RankId
 
 _TIMEOUT_S = 30.0
@@ -50,11 +49,11 @@ class RouterPort:
         """Forgets an engine; its calls in flight are asked for again."""
         await self._channel.request("drop_rank", {"rank": str(rank)}, timeout_s=_TIMEOUT_S)
 
-    def grant(self, call: int, rank: RankId, version: int) -> None:
+    def grant(self, call: str, rank: RankId, version: int) -> None:
         """Lets a held call go to a rank, which serves `version`."""
         self._channel.notify("grant", {"call": call, "rank": str(rank), "version": version})
 
-    def refuse(self, call: int, code: str, message: str) -> None:
+    def refuse(self, call: str, code: str, message: str) -> None:
         """Answers a held call with an error."""
         self._channel.notify("refuse", {"call": call, "code": code, "message": message})
 
@@ -86,12 +85,11 @@ class WorkerPool:
     async def run(self, session: str, spec: Mapping[str, Any], api_key: str, router_url: str) -> dict[str, Any]:
         """Plays one task on the least loaded worker; returns its account. Cancelling aborts the task.
 
-        Raises:
-            ProcessFailed: every worker is gone.
+        Without a living worker, and where its worker dies, the account's outcome is `infrastructure`.
         """
         living = [channel for channel in self._channels if not channel.closed]
         if not living:
-            raise ProcessFailed("no agent worker is left; see its log")
+            return _lost_account("no other is left")
         channel = min(living, key=self._load.__getitem__)
         done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._done[session], self._sessions[session] = done, channel

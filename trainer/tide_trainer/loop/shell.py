@@ -96,7 +96,7 @@ class SchedulerShell:
         self._wake()
         try:
             trajectory = await task.result
-            self._scheduler.on_end(session, self._now())
+            self._scheduler.on_end(session, self._now(), completed=trajectory.reward is not None)
             return trajectory
         except asyncio.CancelledError:
             self._scheduler.withdraw(session)

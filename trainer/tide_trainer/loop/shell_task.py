@@ -39,7 +39,7 @@ class ShellTask:
     kind: Kind
     temperature: float | None
     api_key: str = field(repr=False)
-    call: int | None = None
+    call: str | None = None
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
     result: asyncio.Future[Trajectory] = field(default_factory=_future)

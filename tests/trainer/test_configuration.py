@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import socket
+import sqlite3
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tide_trainer import cli
+from tide_trainer.config_file import load
+from tide_trainer.errors import ConfigurationError
+from tide_trainer.persistence.migrate import migrate_database
+from tide_trainer.run_directory import new_run_directory
+from tide_trainer.settings import RunSettings
+
+ROOT = Path(__file__).parents[2]
+FAKE = """
+[tasks]
+environment = "babyai"
+[rollout]
+engine = "fake"
+[train]
+backend = "fake"
+[gateway]
+environments = "{root}/examples/environments.toml"
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(FAKE.format(root=ROOT))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "fix"),
+    [
+        ("rollout.kv_token=1", "rollout.kv_token", "unknown key"),
+        ("rolout.engine=fake", "rolout", "unknown key"),
+        ("run.max_train_steps=many", "run.max_train_steps", "integer"),
+        ("rollout.temperature=0", "rollout.temperature", "greater than 0"),
+        ("algorithm.eta=-1", "algorithm.eta", "greater than or equal to 0"),
+        ("run.name=a/b", "run.name", "pattern"),
+        ("rollout.engine=vllm", "", "both be 'fake'"),
+        ("rollout.kv_tokens=100", "", "raise kv_tokens"),
+        ("rollout.min_ranks=2", "", "min_ranks"),
+        ("rollout.max_new_tokens=512", "", "max_new_tokens"),
+        ("tasks.train_seed=1100", "tasks", "held-out"),
+        ("algorithm.group_size=1", "algorithm", "min_group_size"),
+        ("algorithm.loss.kl_coefficient=0.1", "algorithm", "Ref ranks"),
+        ("algorithm.loss.policy=reinforce", "algorithm", "unclipped"),
+        ("warm_start.enabled=true", "", "demonstrator"),
+        ("model.path=nowhere", "model.path", "config.json"),
+        ("model.words=tide_environments.babyai:none", "model.words", "no function"),
+        ("agent.entry=no_such_module:agent", "agent.entry", "cannot be imported"),
+        ("agent.entry=json:dumps", "agent.entry", "@agent"),
+        ("gateway.environments=nowhere.toml", "gateway.environments", "is no file"),
+        ("tasks.environment=babyia", "tasks.environment", "babyai"),
+        ("run.database_url=mysql://x/y", "run.database_url", "sqlite"),
+        ("run.database_url=sqlite:////no/such/folder/x.db", "run.database_url", "cannot be opened"),
+        ("nonsense", "--set nonsense", "section.key=value"),
+        ("run.name.first=1", "run.name", ""),
+    ],
+)
+def test_a_wrong_setting_ends_with_code_2_and_names_the_field_and_the_fix(config, capsys, override, field, fix):
+    assert cli.main(["run", str(config), "--set", override]) == 2
+    error = capsys.readouterr().err
+    assert field in error
+    assert fix in error
+    assert not (config.parent / "runs").exists(), "nothing was started"
+
+
+def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path, capsys):
+    assert cli.main(["run", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml" in capsys.readouterr().err
+    (tmp_path / "bad.toml").write_text("a = = 1")
+    assert cli.main(["run", str(tmp_path / "bad.toml")]) == 2
+    assert "not valid TOML" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_found_before_anything_starts(config, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.main(["run", str(config), "--set", f"gateway.port={port}"]) == 2
+    assert "gateway.port" in capsys.readouterr().err
+
+
+def test_a_database_of_a_newer_version_is_refused_untouched(config, capsys):
+    path = config.parent / "newer.sqlite3"
+    migrate_database(f"sqlite:///{path}")
+    with sqlite3.connect(path) as database:
+        database.execute("update trainer_alembic_version set version_num = 'trainer_9999'")
+    assert cli.main(["run", str(config), "--set", f"run.database_url=sqlite:///{path}"]) == 2
+    error = capsys.readouterr().err
+    assert "trainer_9999" in error
+    assert "newer version" in error
+    assert not (config.parent / "runs").exists()
+
+
+def test_a_dry_run_prints_the_resolved_settings_and_starts_nothing(config, capsys):
+    assert cli.main(["run", str(config), "--dry-run", "--max-steps", "3", "--set", "run.seed=5"]) == 0
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert printed["run"]["max_train_steps"] == 3
+    assert printed["run"]["seed"] == 5
+    assert not (config.parent / "runs").exists()
+
+
+def test_the_printed_settings_are_a_configuration_again(config, tmp_path, capsys):
+    cli.main(["run", str(config), "--dry-run"])
+    again = tmp_path / "again.toml"
+    again.write_text(capsys.readouterr().out)
+    assert load(again) == load(config)
+
+
+@pytest.mark.parametrize("name", ["quickstart.toml", "goto_local.toml"])
+def test_the_shipped_configurations_are_right(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert load(Path("examples") / name).warm_start.enabled
+
+
+def test_overrides_are_toml_values_and_bare_words_are_strings(config):
+    settings = load(config, ["run.name=abc", "train.betas=[0.8, 0.99]", "tasks.parameters={level = 'x'}"])
+    assert settings.run.name == "abc"
+    assert settings.train.betas == (0.8, 0.99)
+    assert settings.tasks.parameters == {"level": "x"}
+
+
+def test_r3_a_fresh_run_never_gets_the_folder_of_an_older_one(tmp_path):
+    settings = RunSettings(directory=str(tmp_path), name="a")
+    assert [new_run_directory(settings).name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"run\.directory"):
+        new_run_directory(RunSettings(directory=str(tmp_path / "file" / "runs"), name="a"))
