@@ -216,20 +216,31 @@ class VllmCore:
         self._sampling_params, self._core_request = vllm_build.request_types()
 
     def _serve(self) -> None:
-        core, commands = self._core, self._commands
+        core, pace_s, began_s = self._core, self._settings.min_step_s, 0.0
         while True:
-            idle = not core.scheduler.has_requests()
-            while idle or not commands.empty():
-                command = commands.get()
-                if command is None:
-                    core.shutdown()
-                    return
-                command()
-                idle = False
+            if (arrived := self._obey(wait=not core.scheduler.has_requests())) is None:
+                core.shutdown()
+                return
+            # A forward pass costs over 1 ms before its first token: new calls wait a moment for company.
+            if arrived and (wait_s := began_s + pace_s - time.monotonic()) > 0:
+                time.sleep(wait_s)
+                continue
+            began_s = time.monotonic()
             outputs, executed = core.step_fn()
             core.post_step(executed)
             if outputs:
                 self._collect(outputs[0].outputs)
+
+    def _obey(self, *, wait: bool) -> bool | None:
+        """Carries out the commands that are there; True if there was one, None if it is time to stop."""
+        commands, any_done = self._commands, False
+        while wait or not commands.empty():
+            command = commands.get()
+            if command is None:
+                return None
+            command()
+            wait, any_done = False, True
+        return any_done
 
     def _add(self, call: _Call) -> None:
         self._calls[call.request.request_id] = call

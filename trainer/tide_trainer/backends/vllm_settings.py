@@ -26,6 +26,8 @@ class VllmSettings:
         max_batched_tokens: tokens of one forward pass; longer prompts are computed in chunks.
         dtype: element type of weights and activations.
         num_threads: CPU threads of one forward pass.
+        min_step_s: shortest time between the starts of two forward passes where new calls have come in between, so that
+            they share one; 0: none.
         enforce_eager: True: no compilation and no CUDA graphs.
         seed: of the sampler; give every rank its own.
         token: bearer token; None: none.
@@ -40,6 +42,7 @@ class VllmSettings:
     max_batched_tokens: int = 4096
     dtype: str = "float32"
     num_threads: int = 1
+    min_step_s: float = 0.004
     enforce_eager: bool = True
     seed: int = 0
     token: str | None = None
