@@ -37,22 +37,25 @@ def save(
     source: str,
     tensors: Mapping[str, torch.Tensor],
     state: Mapping[str, torch.Tensor],
-    version: int,
+    place: Mapping[str, Any],
     extra: Mapping[str, str],
 ) -> None:
     """Writes a checkpoint of weights and state; see `whole_files.checkpoint`."""
-    with whole_files.checkpoint(directory, source, version, extra) as folder:
+    with whole_files.checkpoint(directory, source, place, extra) as folder:
         save_file(dict(tensors), folder / whole_files.WEIGHTS, metadata={"format": "pt"})
         save_file(dict(state), folder / whole_files.STATE_TENSORS)
 
 
 def load_state(
     directory: str, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, rank: int
-) -> int:
-    """Puts back the optimizer and the generators; returns the version. A plain model folder has neither: version 0."""
-    version = whole_files.saved_version(directory)
-    if version is None:
-        return 0
+) -> tuple[int, str]:
+    """Puts back the optimizer and the generators; returns the version and the last objective.
+
+    A plain model folder has none of them: version 0, no objective.
+    """
+    place = whole_files.saved_place(directory)
+    if place is None:
+        return 0, ""
     state = load_file(Path(directory) / whole_files.STATE_TENSORS)
     for name, parameter in parameters.items():
         moments = {key: state[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step") if f"{key}.{name}" in state}
@@ -62,7 +65,7 @@ def load_state(
         torch.set_rng_state(state[f"rng.{rank}"])
     if f"cuda_rng.{rank}" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state[f"cuda_rng.{rank}"])
-    return version
+    return int(place["version"]), str(place["objective"])
 
 
 def _like(value: torch.Tensor, parameter: Any, key: str) -> torch.Tensor:

@@ -74,11 +74,11 @@ class FakeTraining:
         self._table = table.astype(np.float32)
         self._moments = {name: np.zeros_like(self._table) for name in ("exp_avg", "exp_avg_sq")}
         self._num_updates, self._version = 0, 0
-        version = whole_files.saved_version(self._source) if checkpoint else None
-        if version is not None:
+        place = whole_files.saved_place(self._source) if checkpoint else None
+        if place is not None:
             state = load_file(Path(self._source) / whole_files.STATE_TENSORS)
             self._moments = {name: state[name] for name in self._moments}
-            self._num_updates, self._version = int(state["step"][0]), version
+            self._num_updates, self._version = int(state["step"][0]), int(place["version"])
         return self._version
 
     async def train(self, batch: types.TrainBatch) -> types.TrainReport:
@@ -120,7 +120,7 @@ class FakeTraining:
     async def save(self, directory: str, extra: Mapping[str, str]) -> None:
         """Writes a checkpoint; see `protocols.TrainingBackend`."""
         table = self._up()
-        with whole_files.checkpoint(directory, self._source, self._version, extra) as folder:
+        with whole_files.checkpoint(directory, self._source, {"version": self._version}, extra) as folder:
             save_file({TENSOR: table}, folder / whole_files.WEIGHTS)
             state = {**self._moments, "step": np.array([self._num_updates], dtype=np.int64)}
             save_file(state, folder / whole_files.STATE_TENSORS)

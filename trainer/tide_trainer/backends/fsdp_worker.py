@@ -39,6 +39,7 @@ class FsdpWorker:
             backend = "nccl" if self._device.type == "cuda" else "gloo"
             dist.init_process_group(backend, f"file://{place.rendezvous}", rank=place.rank, world_size=self._world)
         self._version = 0
+        self._objective = ""
         self._source = place.settings.model
 
     def boot(self, checkpoint: str | None) -> int:
@@ -61,7 +62,8 @@ class FsdpWorker:
         )
         if checkpoint is not None:
             parameters = dict(self._model.inner.named_parameters())
-            self._version = checkpoint_files.load_state(checkpoint, parameters, self._optimizer, self._rank)
+            loaded = checkpoint_files.load_state(checkpoint, parameters, self._optimizer, self._rank)
+            self._version, self._objective = loaded
         return self._version
 
     def train(
@@ -92,11 +94,10 @@ class FsdpWorker:
         if not norm < float("inf"):
             self._optimizer.zero_grad(set_to_none=True)
             raise NotFinite(f"the gradient norm is {norm}; the update was not applied")
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate or self._settings.learning_rate
+        rate = self._prepare(objective, learning_rate or self._settings.learning_rate)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return {"metrics": metrics, "grad_norm": norm, "cpu_s": time.process_time() - began}
+        return {"metrics": metrics, "grad_norm": norm, "learning_rate": rate, "cpu_s": time.process_time() - began}
 
     def score(self, micro_batches: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[float]]:
         """Log-probs of the chosen positions of each sequence, in order, in float32."""
@@ -129,7 +130,8 @@ class FsdpWorker:
         generators = self._generators()
         tensors = self._full_tensors()
         if not self._rank:
-            checkpoint_files.save(directory, self._source, tensors, {**state, **generators}, self._version, extra)
+            place = {"version": self._version, "objective": self._objective}
+            checkpoint_files.save(directory, self._source, tensors, {**state, **generators}, place, extra)
         if self._world > 1:
             dist.barrier()
 
@@ -160,6 +162,21 @@ class FsdpWorker:
             entropy=spread_entropy,
         )
         return policy_loss(inputs, settings, totals)
+
+    def _prepare(self, objective: str, learning_rate: float) -> float:
+        """Sets and returns the learning rate; another objective than before begins with fresh moments and a warm-up.
+
+        The moments of supervised gradients, which are larger, would hold policy updates down for dozens of steps.
+        """
+        if objective != self._objective:
+            self._optimizer.state.clear()
+            self._objective = objective
+        state = next(iter(self._optimizer.state.values()), {})
+        num_done = float(state["step"]) if "step" in state else 0.0
+        factor = min(1.0, (num_done + 1.0) / max(self._settings.warmup_updates, 1))
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * factor
+        return learning_rate * factor
 
     def _full_tensors(self) -> dict[str, torch.Tensor]:
         """All weights on rank 0, nothing elsewhere; every rank takes part."""

@@ -2,7 +2,7 @@
 
 A checkpoint is a Hugging Face model folder with three files more:
 
-    trainer_state.json          format and model version
+    trainer_state.json          format, model version, last objective
     trainer_state.safetensors   the optimizer's moments, the generators' states
     extra.json                  what the caller of `save` gave
 """
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tide_trainer.errors import ConfigurationError
 
@@ -46,7 +47,7 @@ def published(directory: str, version: int) -> Iterator[tuple[Path, Path]]:
 
 
 @contextmanager
-def checkpoint(directory: str, source: str, version: int, extra: Mapping[str, str]) -> Iterator[Path]:
+def checkpoint(directory: str, source: str, place: Mapping[str, Any], extra: Mapping[str, str]) -> Iterator[Path]:
     """Yields a new folder beside `directory`, with all but the tensors; at the end it takes the name.
 
     The checkpoint before stays as `directory.previous`. A crash at any point leaves one of the two whole; `existing`
@@ -55,7 +56,7 @@ def checkpoint(directory: str, source: str, version: int, extra: Mapping[str, st
     Args:
         directory: the checkpoint's folder.
         source: the model folder whose configuration and tokenizer files are copied.
-        version: the model version.
+        place: kept in `trainer_state.json`: at least the model `version`.
         extra: kept in `extra.json`.
     """
     final = Path(directory)
@@ -67,7 +68,7 @@ def checkpoint(directory: str, source: str, version: int, extra: Mapping[str, st
         if file.is_file() and not weights and file.name not in _OWN:
             shutil.copyfile(file, part / file.name)
     (part / EXTRA_JSON).write_text(json.dumps(dict(extra), indent=1), "utf-8")
-    (part / STATE_JSON).write_text(json.dumps({"format": FORMAT, "version": version}), "utf-8")
+    (part / STATE_JSON).write_text(json.dumps({"format": FORMAT, **place}), "utf-8")
     yield part
     for path in [*part.iterdir(), part]:
         _sync(path)
@@ -92,8 +93,8 @@ def existing(directory: str) -> str:
     raise ConfigurationError("model.path", fix)
 
 
-def saved_version(directory: str) -> int | None:
-    """The model version of a checkpoint; None for a plain model folder.
+def saved_place(directory: str) -> Mapping[str, Any] | None:
+    """What `checkpoint` kept of the place in the run; None for a plain model folder.
 
     Raises:
         ConfigurationError: another release wrote it.
@@ -104,7 +105,7 @@ def saved_version(directory: str) -> int | None:
     found = json.loads(path.read_text("utf-8"))
     if found.get("format") != FORMAT:
         raise ConfigurationError(str(path), f"format {found.get('format')!r} is not {FORMAT}: saved by another release")
-    return int(found["version"])
+    return found
 
 
 def _sync(path: Path) -> None:
