@@ -135,3 +135,15 @@ async def test_every_prompt_is_accounted_for_after_a_stop(settings, repository):
     assert account == {"dropped: the run ended first": len({g for g, _, _ in runner.started}) - 2}
     assert runner.cancelled > 0
     assert await repository.largest_staleness() == 0
+
+
+async def test_a_rollout_that_stands_still_fails_instead_of_waiting_for_ever(settings, repository):
+    agent = settings.agent.model_copy(update={"task_timeout_s": 0.02, "max_attempts": 1})
+    never = asyncio.get_running_loop().create_future()
+    rollout, _ = make(
+        settings.model_copy(update={"agent": agent}), repository, lambda p, g, m, a: asyncio.shield(never)
+    )
+    rollout.open()
+    with pytest.raises(RunFailed, match="no group ended"):
+        await rollout.next_batch()
+    await rollout.close()

@@ -100,11 +100,19 @@ class Rollout:
             The buffer's version `V_buf` and its groups.
 
         Raises:
-            RunFailed: a group's coroutine failed, or too many groups in a row were dropped.
+            RunFailed: a group's coroutine failed, too many groups in a row were dropped, or no group ended for so long
+                that each of its attempts must have timed out.
         """
+        limit_s = self._agent.task_timeout_s * self._agent.max_attempts
         while self._failure is None and not self._buffers.ready():
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._changed.wait()
+            except TimeoutError as error:
+                raise RunFailed(
+                    f"no group ended for {limit_s:g} s: nothing is granted, or nothing answers; see main.log"
+                ) from error
         if self._failure is not None:
             raise RunFailed(f"rollout failed: {self._failure}") from self._failure
         version = self._buffers.version

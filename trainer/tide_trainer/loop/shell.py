@@ -223,7 +223,9 @@ class SchedulerShell:
         }
         await self._router.open(task.session, task.api_key, sampling, self._settings.rollout.max_context_tokens)
         try:
-            done = await self._workers.run(task.session, task.spec(self._run), task.api_key, self._router.url)
+            done = await self._workers.run(
+                task.session, task.spec(self._run, self._settings.agent.task_timeout_s), task.api_key, self._router.url
+            )
         finally:
             captured = await self._router.close(task.session)
         if not task.result.done():

@@ -57,7 +57,7 @@ class ShellTask:
             environment=self.prompt.environment,
         )
 
-    def spec(self, run: str) -> dict[str, Any]:
+    def spec(self, run: str, deadline_s: float) -> dict[str, Any]:
         """What the agent worker starts at the gateway."""
         return {
             "environment": self.prompt.environment,
@@ -67,6 +67,7 @@ class ShellTask:
             "seed": self.prompt.seed,
             "split": self.prompt.split,
             "kind": self.kind,
+            "deadline_s": deadline_s,
         }
 
 
