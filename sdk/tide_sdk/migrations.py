@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 Side = Literal["gateway", "trainer"]
 
 
-class DatabaseTooNew(Exception):  # noqa: N818 (says what is the matter)
+class DatabaseTooNew(Exception):
     """The database was migrated by a newer version of the code than this one."""
 
 
