@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 from tide_trainer.backends.vllm_settings import VllmSettings
@@ -38,7 +39,13 @@ def build(settings: VllmSettings) -> Any:
     )
     config = arguments.create_engine_config()
     disable_prepacking()
-    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    # vLLM leaves the file in which its one process "meets"; nobody opens it after the boot.
+    with tempfile.TemporaryDirectory(prefix="tide-vllm-") as folder:
+        tempfile.tempdir = folder
+        try:
+            core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        finally:
+            tempfile.tempdir = None
     core.collective_rpc("tide_bind_kernels")
     return core
 
