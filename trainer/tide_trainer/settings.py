@@ -160,6 +160,9 @@ class TrainSettings(Settings):
     backend: Literal["fsdp", "fake"] = Field(default="fsdp", description="training backend of the Actor ranks")
     num_ranks: int = Field(default=1, ge=1, le=1024, description="Actor ranks")
     learning_rate: float = Field(default=1e-3, gt=0, description="AdamW's learning rate")
+    warmup_train_steps: int = Field(
+        default=0, ge=0, description="train steps over which the learning rate rises linearly to its value; 0: none"
+    )
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's betas")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
     max_grad_norm: float = Field(default=1.0, ge=0, description="gradient norm clip; 0: no clip")
@@ -167,6 +170,12 @@ class TrainSettings(Settings):
     num_threads: int = Field(default=1, ge=1, description="CPU threads of one Actor rank")
     checkpoint_every: int = Field(default=10, ge=0, description="train steps between checkpoints; 0: only at the end")
     timeout_s: float = Field(default=600, gt=0, description="seconds for one train step, and for the boot")
+
+    def learning_rate_at(self, num_done: int) -> float:
+        """The learning rate of the train step after `num_done` train steps."""
+        if not self.warmup_train_steps:
+            return self.learning_rate
+        return self.learning_rate * min(1.0, (num_done + 1) / self.warmup_train_steps)
 
 
 class WarmStartSettings(Settings):

@@ -6,7 +6,7 @@ from loop_fakes import trajectory
 from tide_trainer.loop.batches import batch_figures, success_rate, train_batch
 from tide_trainer.loop.prompts import PromptSource, demonstrations, held_out
 from tide_trainer.objectives import AdvantageSettings
-from tide_trainer.settings import TaskSettings
+from tide_trainer.settings import TaskSettings, TrainSettings
 from tide_trainer.types import Group
 
 
@@ -62,3 +62,9 @@ def test_a_source_goes_on_where_an_earlier_one_stopped():
     first = PromptSource(tasks)
     taken = [first.take() for _ in range(3)]
     assert PromptSource(tasks, first.position).take().seed == taken[-1].seed + 1
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_stays():
+    settings = TrainSettings(learning_rate=1.0, warmup_train_steps=4)
+    assert [settings.learning_rate_at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert TrainSettings(learning_rate=1.0).learning_rate_at(0) == 1.0

@@ -32,7 +32,7 @@ class BatchFigures:
     num_sampled_tokens: int
 
 
-def train_batch(groups: Iterable[Group], settings: AdvantageSettings) -> TrainBatch:
+def train_batch(groups: Iterable[Group], settings: AdvantageSettings, learning_rate: float | None = None) -> TrainBatch:
     """One sequence per segment, each with its trajectory's advantage; trajectories without a reward do not train."""
     sequences: list[Sequence] = []
     for group in groups:
@@ -43,7 +43,7 @@ def train_batch(groups: Iterable[Group], settings: AdvantageSettings) -> TrainBa
                 Sequence(segment.token_ids, segment.sampled, segment.logprobs, advantage)
                 for segment in trajectory.segments
             )
-    return TrainBatch("policy", tuple(sequences))
+    return TrainBatch("policy", tuple(sequences), learning_rate)
 
 
 def batch_figures(groups: Seq[Group], buffer_version: int) -> BatchFigures:

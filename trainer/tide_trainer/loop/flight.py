@@ -1,4 +1,4 @@
-"""Calls that were granted and have not ended: a weight sync waits until there is none."""
+"""Calls that were granted and have not ended (a weight sync waits until there is none), and time without any task."""
 
 from __future__ import annotations
 
@@ -27,3 +27,24 @@ class CallsInFlight:
     async def drained(self) -> None:
         """Returns when no call is in flight; the caller sets the deadline."""
         await self._none.wait()
+
+
+class IdleTime:
+    """Seconds in which nothing was there to run: what rollout waits at the staleness bound (RWT).
+
+    Args:
+        now_s: a monotonic clock's seconds; it begins idle.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._total_s = 0.0
+        self._since_s: float | None = now_s
+
+    def note(self, idle: bool, now_s: float) -> None:
+        """From now on there is nothing, or something, to run."""
+        self._total_s = self.total_s(now_s)
+        self._since_s = now_s if idle else None
+
+    def total_s(self, now_s: float) -> float:
+        """Idle seconds until now."""
+        return self._total_s + (now_s - self._since_s if self._since_s is not None else 0.0)

@@ -23,7 +23,7 @@ from typing import Any
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.errors import RunFailed
-from tide_trainer.loop.flight import CallsInFlight
+from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
@@ -76,7 +76,7 @@ class SchedulerShell:
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._figures = ShellFigures()
-        self._idle_since_s: float | None = now()
+        self._idle = IdleTime(now())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         router.handle(
             call=self._on_call, turn=self._on_turn, call_failed=self._on_call_over, call_cancelled=self._on_call_over
@@ -91,7 +91,7 @@ class SchedulerShell:
         session = f"{uid}/{attempt}".replace("/", ".")
         task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, secrets.token_urlsafe(24))
         self._tasks[session] = task
-        self._count_idle()
+        self._idle.note(False, self._now())
         self._scheduler.submit(task.entry(self._settings))
         self._wake()
         try:
@@ -103,7 +103,7 @@ class SchedulerShell:
             raise
         finally:
             del self._tasks[session]
-            self._count_idle()
+            self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
                 task.playing.cancel()
             self._wake()
@@ -142,19 +142,18 @@ class SchedulerShell:
 
     def figures(self) -> ShellFigures:
         """Sums since the start."""
-        self._count_idle()
         view = self._scheduler.view()
         return replace(
             self._figures,
             num_pauses=view.num_pauses,
             num_resumes=view.num_resumes,
             num_failed_controls=self._control.num_failed,
+            idle_s=self._idle.total_s(self._now()),
         )
 
     async def close(self) -> None:
         """Cancels what the shell has in flight; the tasks' own coroutines are their callers' to cancel."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._set_timer(None)
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -172,17 +171,16 @@ class SchedulerShell:
                 decisions = self._scheduler.plan(now_s)
             for decision in decisions:
                 self._carry_out(decision)
-            self._set_timer(now_s)
+            self._set_timer(self._scheduler.next_wake_s())
         except Exception as error:  # noqa: BLE001 - the boundary: the run ends with it
             self._fail(error)
 
-    def _set_timer(self, now_s: float) -> None:
-        wake_s = self._scheduler.next_wake_s()
+    def _set_timer(self, wake_s: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None
+            self._timer = None
         if wake_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.01, wake_s - now_s), self._wake)
+            self._timer = asyncio.get_running_loop().call_later(max(0.01, wake_s - self._now()), self._wake)
 
     def _carry_out(self, decision: Decision) -> None:
         task = self._tasks.get(decision.task)
@@ -266,12 +264,6 @@ class SchedulerShell:
         task = self._tasks.get(event["session"])
         if task is not None and task.call == event["call"]:
             task.call = None
-
-    def _count_idle(self) -> None:
-        now_s = self._now()
-        if self._idle_since_s is not None:
-            self._figures.idle_s += now_s - self._idle_since_s
-        self._idle_since_s = None if self._tasks else now_s
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

@@ -113,7 +113,8 @@ class TrainLoop:
         waited_s = self._now() - started_s
         figures = batch_figures(groups, buffer_version)
         mode = choose_mode(ModeView(len(groups), len(groups), 0))
-        report = await parts.backend.train(train_batch(groups, self._settings.algorithm.advantage))
+        learning_rate = self._settings.train.learning_rate_at(buffer_version)
+        report = await parts.backend.train(train_batch(groups, self._settings.algorithm.advantage, learning_rate))
         plan = plan_roles(parts.roles())
         await self._collect("before" if buffer_version == 0 else "")
         sync = await parts.sync.to_version(buffer_version + 1)
