@@ -14,7 +14,7 @@ ARGS ?=
 TEST_LIMIT_S ?= 1500
 export EXTRAS TORCH_INDEX_URL PYTHON
 
-.PHONY: help setup train test check format api-snapshot bench-train-peers clean distclean
+.PHONY: help setup train test check format api-snapshot configuration-doc bench-train-peers clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ format: ## let ruff format and mend what it can
 
 api-snapshot: ## rewrite docs/api/tide_sdk.txt after a wanted change of a public name
 	$(PY) scripts/api_snapshot.py --write
+
+configuration-doc: ## rewrite docs/configuration.md after a change of a setting
+	$(PY) scripts/configuration_doc.py --write
 
 bench-train-peers: ## make .venv-trl, with which make bench-train measures TRL beside TideRL
 	@VENV=.venv-trl EXTRAS=peers scripts/setup.sh
