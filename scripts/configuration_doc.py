@@ -18,10 +18,10 @@ from tide_trainer.settings import TrainerSettings
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD = """# Configuration of `tide-train`
 
-A TOML file with the sections below; `examples/quickstart.toml` is one. A key that is left out has its default. On the command
-line `--set section.key=value` overrides a key (a TOML value; a bare word is a string). An unknown key, a wrong type or an
-impossible combination ends with exit code 2, before anything is started, and names the key and the fix. `--dry-run` checks a
-file and prints it as resolved.
+A TOML file with the sections below; `examples/quickstart.toml` is one. A key that is left out has its default.
+On the command line `--set section.key=value` overrides a key (a TOML value; a bare word is a string). An unknown key,
+a wrong type or an impossible combination ends with exit code 2, before anything is started, and names the key and the
+fix. `--dry-run` checks a file and prints it as resolved.
 
 The gateway's bearer token is read from the environment variable `TIDE_GATEWAY_TOKEN`.
 
