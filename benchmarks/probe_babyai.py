@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 import time
@@ -17,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import torch
+from safetensors.torch import load_model, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from tide_environments.babyai import words
@@ -193,7 +195,13 @@ def update(model, optimizer, episodes, advantages, args, supervised):
             old = lp.detach()
             ratio = (lp - old).exp()
             weight = (old - gen).exp().clamp(max=args.behaviour_cap)
-            loss = -(weight * advantage * ratio).sum() / total
+            terms = -weight * advantage * ratio
+            if args.proximal == "behaviour":
+                ratio = (lp - gen).exp()
+                terms = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+            if args.aggregation == "sequence_mean":
+                terms = terms * (total / len(episodes)) / chosen.sum(1, keepdim=True).expand_as(chosen)[chosen]
+            loss = terms.sum() / total
             entropy = -(all_lp.exp() * all_lp).sum(-1)
             stats["entropy"] += float(entropy.sum()) / total
             if args.entropy:
@@ -221,11 +229,11 @@ def optimizer_of(model, lr, args):
 
 def warm_start(model, player, args, log):
     data = demonstrations(player, args.demos)
-    rng = random.Random(args.seed)
+    rng = random.Random(args.seed)  # noqa: S311 - the data order, not a secret
     optimizer = optimizer_of(model, args.sft_lr, args)
     for step in range(1, args.sft_steps + 1):
         update(model, optimizer, rng.sample(data, args.sft_batch), [1.0] * args.sft_batch, args, True)
-        if step % args.sft_every == 0:
+        if step % args.sft_every == 0 and step >= args.sft_first:
             success, turns = rate(player, args.sft_eval, 1.0, args.sft_seed)
             log(f"sft {step} sampled {success:.3f} turns {turns:.1f}"
                 + (f" greedy {rate(player, 100, 0.0)[0]:.3f}" if args.verbose else ""))  # fmt: skip
@@ -252,6 +260,7 @@ def main():
     add("--sft_lr", type=float, default=1e-3)
     add("--sft_batch", type=int, default=32)
     add("--sft_every", type=int, default=2)
+    add("--sft_first", type=int, default=10)
     add("--sft_eval", type=int, default=100)
     add("--sft_seed", type=int, default=400_000)
     add("--sft_low", type=float, default=0.47)
@@ -262,6 +271,9 @@ def main():
     add("--entropy", type=float, default=0.0)
     add("--keep", type=int, default=0, help="1: keep the warm start's optimizer state")
     add("--warmup", type=int, default=0, help="train steps of linear learning rate warm-up")
+    add("--proximal", default="present")
+    add("--aggregation", default="token_mean")
+    add("--warm", default="", help="safetensors file of the warm start: read if it exists, else written")
     add("--advantage", default="grpo")
     add("--behaviour_cap", type=float, default=2.0)
     add("--max_grad_norm", type=float, default=1.0)
@@ -289,7 +301,15 @@ def main():
         tokenizer = AutoTokenizer.from_pretrained(folder)
     log(f"parameters {sum(p.numel() for p in model.parameters())} vocabulary {len(tokenizer)}")
     player = Player(model, tokenizer, args.level, args.max_turns, args.max_new)
-    sft_steps, optimizer = warm_start(model, player, args, log)
+    if args.warm and os.path.exists(args.warm):
+        load_model(model, args.warm)
+        sft_steps, optimizer = 0, optimizer_of(model, args.sft_lr, args)
+        optimizer.load_state_dict(torch.load(args.warm + ".optimizer", weights_only=True))
+    else:
+        sft_steps, optimizer = warm_start(model, player, args, log)
+        if args.warm:
+            save_model(model, args.warm)
+            torch.save(optimizer.state_dict(), args.warm + ".optimizer")
     first, greedy = rate(player, 200, 1.0)[0], rate(player, 200, 0.0)[0]
     log(f"warm start after {sft_steps}: sampled {first:.3f} greedy {greedy:.3f}")
     result = {"seed": args.seed, "eta": args.eta, "sft_steps": sft_steps, "sampled0": first, "greedy0": greedy}
@@ -315,9 +335,13 @@ def train(model, player, optimizer, args, log):
         stats = update(model, optimizer, batch, group_advantages(batch, args.group_size, args.advantage), args, False)
         done = time.process_time()
         costs.append(done - began)
-        log(f"step {step} success {sum(e.success for e in batch) / len(batch):.3f} "
-            f"turns {sum(e.turns for e in batch) / len(batch):.1f} tokens {sum(len(e.ids) for e in batch) / len(batch):.0f} "
-            f"sample {sampled_at - began:.2f} train {done - sampled_at:.2f} entropy {stats['entropy']:.3f} grad {stats['grad']:.2f}")  # fmt: skip
+        count = len(batch)
+        log(
+            f"step {step} success {sum(e.success for e in batch) / count:.3f} "
+            f"turns {sum(e.turns for e in batch) / count:.1f} tokens {sum(len(e.ids) for e in batch) / count:.0f} "
+            f"sample {sampled_at - began:.2f} train {done - sampled_at:.2f} "
+            f"entropy {stats['entropy']:.3f} grad {stats['grad']:.2f}"
+        )
         if step % args.eval_every == 0:
             curve[step] = rate(player, 200, 1.0)[0]
             log(f"eval {step}: {curve[step]:.3f}")
