@@ -16,13 +16,16 @@ from pydantic import BaseModel, ValidationError
 from tide_gateway.runtimes import Server
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName
-from tide_sdk.http import DeadlineExceeded, QueueFull, TransportError
+from tide_sdk.http import ConnectFailed, DeadlineExceeded, ProtocolFailed, QueueFull, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.wire import MAX_LIMIT_S, EndResponse, EpochResponse, HealthResponse, ObservationResponse, StartResponse
 
 MAX_RESENDS = 5
 PROBE_TIMEOUT_S = 5.0
+MAX_WORDS = 1000
+"""Characters of a server's own words that are kept in rows and answers."""
 _RESEND_PAUSE_S = 0.05
+_MAX_RESEND_PAUSE_S = 1.0
 _CAPACITY_PAUSE_S = 0.1
 
 M = TypeVar("M", bound=BaseModel)
@@ -34,14 +37,15 @@ class EnvironmentFailed(Exception):
     Attributes:
         status: its HTTP status.
         code: the contract's code, if the answer had one.
+        refused: for the code `invalid`, the field at fault and the server's own words, `field: words`.
     """
 
-    def __init__(self, status: int, code: str, detail: str, extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, status: int, code: str, detail: str, refused: str = "") -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
         self.detail = detail
-        self.extra = dict(extra or {})
+        self.refused = refused
 
 
 class EnvironmentLost(Exception):
@@ -101,9 +105,11 @@ async def pause(server: Server, peer_task: str, *, paused: bool, epoch: int, tim
     await _call(server, path, {"task_id": peer_task, "epoch": epoch}, EpochResponse, timeout_s)
 
 
-async def end(server: Server, peer_task: str, reason: str, timeout_s: float) -> EndResponse:
-    """End a task and read its account."""
-    return (await _call(server, "/end", {"task_id": peer_task, "reason": reason}, EndResponse, timeout_s))[0]
+async def end(server: Server, peer_task: str, reason: str, timeout_s: float) -> tuple[float | None, Mapping[str, Any]]:
+    """End a task and read its account: reward and metrics, the latter as the codec reads them, so that it can write
+    them again."""
+    answer, data = await _call(server, "/end", {"task_id": peer_task, "reason": reason}, EndResponse, timeout_s)
+    return answer.reward, data["metrics"]
 
 
 async def _call(
@@ -118,9 +124,8 @@ async def _call(
     body = codec.dumps(payload)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
-    for _ in range(MAX_RESENDS):
-        if server.exited.is_set():
-            break
+    num_broken = 0
+    while num_broken < MAX_RESENDS and not server.exited.is_set():
         left_s = deadline_s - loop.time()
         if left_s <= 0:
             raise TimeoutError
@@ -130,7 +135,12 @@ async def _call(
             raise TimeoutError from error
         except QueueFull as error:
             raise EnvironmentFailed(503, "", "too many calls to the environment server wait") from error
-        except TransportError:
+        except ProtocolFailed as error:
+            # It is there, and would say the same again.
+            raise EnvironmentFailed(0, "", f"the environment's answer cannot be read: {error}") from error
+        except TransportError as error:
+            # A server that is too busy to take a connection has not seen the call.
+            num_broken += not isinstance(error, ConnectFailed)
             await _same_incarnation(server, deadline_s)
             continue
         return _parse(model, response)
@@ -145,18 +155,18 @@ async def _same_incarnation(server: Server, deadline_s: float) -> None:
         TimeoutError: the deadline passed while it did not answer.
     """
     loop = asyncio.get_running_loop()
-    for _ in range(MAX_RESENDS):
-        await asyncio.sleep(_RESEND_PAUSE_S)
+    pause_s = _RESEND_PAUSE_S
+    while not server.exited.is_set():
         left_s = deadline_s - loop.time()
         if left_s <= 0:
             raise TimeoutError
-        if server.exited.is_set():
-            break
+        await asyncio.sleep(min(pause_s, left_s))
         try:
-            await probe(server, min(left_s, PROBE_TIMEOUT_S))
+            await probe(server, max(0.001, min(deadline_s - loop.time(), PROBE_TIMEOUT_S)))
+            return
         except (TransportError, EnvironmentFailed):
-            continue
-        return
+            # Whether it is lost is for its keeper to say, whose probes end in `exited`.
+            pause_s = min(_MAX_RESEND_PAUSE_S, 2.0 * pause_s)
     raise EnvironmentLost("the environment server is gone")
 
 
@@ -167,18 +177,22 @@ def _parse(model: type[M], response: Response) -> tuple[M, dict[str, Any]]:
         data = None
     if response.status >= 400:
         problem: dict[str, Any] = data if isinstance(data, dict) else {}
-        words = problem.get("detail") or response.body[:200].decode("utf-8", "replace")
+        words = str(problem.get("detail") or response.body[:200].decode("utf-8", "replace"))[:MAX_WORDS]
         code = str(problem.get("code", ""))
         if code in ("not_found", "environment_lost") or (response.status == 404 and not code):
             raise EnvironmentLost("the environment server does not know the task any more")
-        extra = {name: problem[name] for name in ("field",) if name in problem}
-        raise EnvironmentFailed(response.status, code, f"the environment answered {response.status}: {words}", extra)
+        refused = ""
+        if code == "invalid":
+            field = str(problem.get("field") or "task")[:128]
+            refused = words if words.startswith(f"{field}: ") else f"{field}: {words}"
+        raise EnvironmentFailed(response.status, code, f"the environment answered {response.status}: {words}", refused)
     if not isinstance(data, dict):
         raise EnvironmentFailed(response.status, "", "the environment's answer is not a JSON object")
     try:
-        return model.model_validate(data), data
+        # Strict, because what agents get is the answer as it was sent: "no" must not pass for false there.
+        return model.model_validate_json(response.body, strict=True), data
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in fault["loc"])
+        field = ".".join(str(part) for part in fault["loc"]) or "body"
         words = f"the environment's answer is not the contract's: {field}: {fault['msg']}"
         raise EnvironmentFailed(response.status, "", words) from error

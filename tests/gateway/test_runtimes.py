@@ -50,7 +50,7 @@ async def test_a_launched_server_is_healthy_and_serves(runtime):
     answer, _ = await upstream.start(server, body, 5.0)
     observed, _ = await upstream.observe(server, answer.task_id, 0, {"role": "assistant"}, 5.0)
     assert observed.terminated
-    assert (await upstream.end(server, answer.task_id, "over", 5.0)).reward == 1.0
+    assert (await upstream.end(server, answer.task_id, "over", 5.0))[0] == 1.0
     await runtime[1].destroy(server, 1.0)
 
 

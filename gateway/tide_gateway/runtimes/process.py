@@ -219,7 +219,7 @@ def _url_of(places: Mapping[str, str], spec: EnvironmentSpec) -> str | None:
 
 def _read_health(body: bytes) -> HealthResponse:
     try:
-        health = HealthResponse.model_validate(codec.loads(body))
+        health = HealthResponse.model_validate_json(body, strict=True)
     except ValueError as error:
         raise LaunchFailed(f"GET /health of the environment server is not the contract's: {error}") from error
     if health.contract != CONTRACT_VERSION:

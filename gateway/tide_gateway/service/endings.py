@@ -83,8 +83,7 @@ class Endings:
 
     async def fail(self, live: Live, code: str, detail: str) -> None:
         """End an open task for a fault that is not the agent's; the caller holds its lock. Its reward is null."""
-        error = TideError(code, detail)
-        await self.begin(live, Outcome(kind="failed", reason=code), detail=detail, error=error)
+        await self.begin(live, Outcome(kind="failed", reason=code), detail=detail, error=_fault(code, detail))
 
     async def expire_if_overdue(self, live: Live) -> None:
         """End an open task of which a clock has run out; the caller holds its lock."""
@@ -160,8 +159,7 @@ class Endings:
                 )
                 peer_task = answer.task_id
             reason = (task.outcome.reason or task.outcome.kind) if task.outcome else "completed"
-            final = await upstream.end(server, peer_task, reason[:1024], limit_s)
-        return final.reward, final.metrics
+            return await upstream.end(server, peer_task, reason[:1024], limit_s)
 
     def _give_back(self, live: Live) -> None:
         if live.has_slot:
@@ -186,5 +184,11 @@ def failed_start(task: Task) -> TideError:
     """The error of a start that failed before, for a repeated call."""
     reason = task.outcome.reason if task.outcome else None
     if task.outcome is not None and task.outcome.kind == "failed" and reason in CODES:
-        return TideError(reason, task.detail or "the start failed")
+        return _fault(reason, task.detail or "the start failed")
     return lifecycle.refusal(task)
+
+
+def _fault(code: str, detail: str) -> TideError:
+    """The error of a failed task; the detail of an `invalid` one begins with its field."""
+    extra = {"field": detail.partition(": ")[0]} if code == "invalid" else {}
+    return TideError(code, detail, **extra)

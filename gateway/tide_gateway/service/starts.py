@@ -174,7 +174,7 @@ class Starts:
         if isinstance(error, upstream.EnvironmentLost):
             code = "environment_lost"
         elif isinstance(error, upstream.EnvironmentFailed) and error.code == "invalid":
-            code = "invalid"
+            code, detail = "invalid", error.refused
         async with live.lock:
             if lifecycle.is_open(live.task):
                 live.starting = None
