@@ -11,10 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tide_gateway.auth import Owners
-from tide_gateway.endpoints.contract import PATHS, ContractApp, Receive, Scope, Send, send_problem
+from tide_gateway.endpoints.contract import PATHS, ContractApp
 from tide_gateway.endpoints.openapi import add_contract
 from tide_gateway.endpoints.views import make_router
 from tide_gateway.service.tasks import TaskService
+from tide_sdk.asgi import Receive, Scope, Send, send_problem
 from tide_sdk.errors import TideError
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,9 @@ def make_views(service: TaskService, owners: Owners) -> FastAPI:
     async def _http(request: Request, error: HTTPException) -> Response:  # pyright: ignore[reportUnusedFunction]
         code = _CODE_OF_STATUS.get(error.status_code, "invalid")
         words = f"no such path: {request.url.path}" if code == "not_found" else str(error.detail)
-        extra = {"allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
+        extra: dict[str, Any] = {"allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
+        if code == "invalid":
+            extra["field"] = "request"
         return ProblemResponse(TideError(code, words, **extra))
 
     @app.exception_handler(Exception)

@@ -5,6 +5,7 @@ Own code because a framework costs more per call than an environment's whole tur
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 M = TypeVar("M", bound=BaseModel)
 
+BODY_LIMIT_S = 60.0
+"""Seconds in which a caller must have sent the whole body."""
 _CONTRACT = (CONTRACT_HEADER.lower().encode(), str(CONTRACT_VERSION).encode())
 _JSON = ((b"content-type", b"application/json"), _CONTRACT)
 _PROBLEM = ((b"content-type", b"application/problem+json"), _CONTRACT)
@@ -29,23 +32,43 @@ class ClientGone(Exception):
     """The caller went away while its body was read."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body of a JSON call.
+def check_version(scope: Scope) -> None:
+    """Refuse a call that names another version of the contract.
 
     Raises:
-        TideError: 413, 415, or 422 for another contract version.
+        TideError: 422.
+    """
+    for name, value in cast("Headers", scope["headers"]):
+        if name == _CONTRACT[0] and value.strip() != _CONTRACT[1]:
+            words = f"{CONTRACT_HEADER}: this server speaks version {CONTRACT_VERSION}"
+            raise TideError("invalid", words, field=CONTRACT_HEADER)
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body of a JSON call, received within `BODY_LIMIT_S`.
+
+    Raises:
+        TideError: 413, 415, or 422 for another contract version or a body that does not come.
         ClientGone: the connection ended before the body did.
     """
+    check_version(scope)
     content_type = b""
     for name, value in cast("Headers", scope["headers"]):
         if name == b"content-type":
             content_type = value
         elif name == b"content-length" and value.isdigit() and int(value) > max_bytes:
-            raise TideError("too_large", f"the body may have at most {max_bytes} bytes", max_bytes=max_bytes)
-        elif name == _CONTRACT[0] and value.strip() != _CONTRACT[1]:
-            raise TideError("invalid", f"{CONTRACT_HEADER}: this server speaks version 1", field=CONTRACT_HEADER)
+            raise _too_large(max_bytes)
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise TideError("media_type", "send the body with Content-Type: application/json")
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            return await _receive_all(receive, max_bytes)
+    except TimeoutError as error:
+        words = f"body: it did not arrive within {BODY_LIMIT_S:g} s"
+        raise TideError("invalid", words, field="body") from error
+
+
+async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
     event = await receive()
     body: bytes = event.get("body", b"")
     if event.get("more_body"):
@@ -56,13 +79,17 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
             pieces.append(piece)
             num_bytes += len(piece)
             if num_bytes > max_bytes:
-                raise TideError("too_large", f"the body may have at most {max_bytes} bytes", max_bytes=max_bytes)
+                raise _too_large(max_bytes)
         body = b"".join(pieces)
     if event["type"] == "http.disconnect":
         raise ClientGone
     if len(body) > max_bytes:
-        raise TideError("too_large", f"the body may have at most {max_bytes} bytes", max_bytes=max_bytes)
+        raise _too_large(max_bytes)
     return body
+
+
+def _too_large(max_bytes: int) -> TideError:
+    return TideError("too_large", f"the body may have at most {max_bytes} bytes", max_bytes=max_bytes)
 
 
 def parse_json(body: bytes) -> Any:
@@ -86,10 +113,16 @@ def validate(model: type[M], data: Any) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "body"
-        words = "unknown field, remove it" if first["type"] == "extra_forbidden" else first["msg"]
-        raise TideError("invalid", f"{field}: {words}", field=field, num_errors=error.error_count()) from error
+        raise invalid(error) from error
+
+
+def invalid(error: ValidationError) -> TideError:
+    """The contract's error for a body that is not the model's; it names the first wrong field."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    # A key that is at fault stands before the mark, not behind it.
+    field = ".".join(str(part) for part in first["loc"] if part != "[key]") or "body"
+    words = "unknown field, remove it" if first["type"] == "extra_forbidden" else first["msg"]
+    return TideError("invalid", f"{field}: {words}", field=field, num_errors=error.error_count())
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = _JSON) -> None:
@@ -100,8 +133,10 @@ async def send_json(send: Send, status: int, body: bytes, headers: Headers = _JS
 
 
 async def send_problem(send: Send, error: TideError) -> None:
-    """Send an error as problem+json, with Retry-After where the error knows `retry_after_s`."""
+    """Send an error as problem+json, with the headers that belong to its status."""
     headers = list(_PROBLEM)
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     retry_after_s = error.extra.get("retry_after_s")
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
