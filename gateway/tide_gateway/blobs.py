@@ -34,8 +34,13 @@ class BlobStore:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{name}.{secrets.token_hex(4)}.part")
-            part.write_bytes(body)
-            os.replace(part, path)
+            try:
+                part.write_bytes(body)
+                os.replace(part, path)
+            except OSError:
+                # On a full disk the half of a body takes the room of others.
+                part.unlink(missing_ok=True)
+                raise
         return _MARK + name.encode()
 
     def get(self, stored: bytes) -> bytes:

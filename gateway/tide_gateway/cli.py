@@ -32,9 +32,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 2 means that the configuration or the command line is wrong."""
     arguments = make_parser().parse_args(argv)
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import DatabaseError as SQLError
 
-    from tide_gateway.database import DatabaseError
+    from tide_gateway.database import DatabaseError, StorageFailed
     from tide_gateway.settings import SettingsError
     from tide_sdk.migrations import DatabaseTooNew
 
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return commands[arguments.command](arguments)
     except (SettingsError, DatabaseError) as error:
         print(f"tide-gateway: {error}", file=sys.stderr)
-    except DatabaseTooNew as error:
+    except (DatabaseTooNew, StorageFailed) as error:
         print(f"tide-gateway: database: {error}", file=sys.stderr)
-    except OperationalError as error:
+    except SQLError as error:
         print(f"tide-gateway: database: {error.orig}; check --database", file=sys.stderr)
     return 2
 

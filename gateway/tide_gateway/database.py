@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 T = TypeVar("T")
 
@@ -29,6 +29,10 @@ BUSY_TIMEOUT_S = 10.0
 
 class DatabaseError(Exception):
     """The database cannot be used as configured; the message names the fix."""
+
+
+class StorageFailed(Exception):
+    """The disk or the database does not take writes now; nothing of the transaction is stored."""
 
 
 def sqlite_url(text: str) -> URL:
@@ -58,7 +62,10 @@ def make_engine(url: URL) -> Engine:
     the last commits may be missing, and so are the environment servers of the same machine.
     """
     engine = create_engine(
-        url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False}, query_cache_size=256
+        url,
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        query_cache_size=256,
+        hide_parameters=True,  # bodies do not belong in logs
     )
 
     @event.listens_for(engine, "connect")
@@ -127,6 +134,9 @@ class Database:
         """Run `fn` in one transaction, committed when it returns and rolled back when it raises.
 
         Cancellation does not stop a transaction that has begun.
+
+        Raises:
+            StorageFailed: the disk is full, or the file cannot be written for another reason.
         """
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._in_transaction, fn)
 
@@ -140,10 +150,13 @@ class Database:
 
     def _in_transaction(self, fn: Callable[[Connection], T]) -> T:
         # One connection for the writer's whole life: its statement caches stay warm.
-        if self._write_connection is None:
-            self._write_connection = self._engine.connect()
-        with self._write_connection.begin():
-            return fn(self._write_connection)
+        try:
+            if self._write_connection is None:
+                self._write_connection = self._engine.connect()
+            with self._write_connection.begin():
+                return fn(self._write_connection)
+        except (OperationalError, OSError) as error:
+            raise StorageFailed(str(getattr(error, "orig", None) or error)) from error
 
     def _in_snapshot(self, fn: Callable[[Connection], T]) -> T:
         with self._engine.connect().execution_options(tide_read=True) as connection, connection.begin():

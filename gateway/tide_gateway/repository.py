@@ -9,11 +9,13 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database
+from tide_gateway.database import Database, StorageFailed
 from tide_gateway.lifecycle import ENDED_S, Task
 from tide_gateway.models import EventRow, InstanceRow, ReplicaRow, StartRow, TaskRow, TurnRow
 from tide_gateway.rows import Change, all_columns, mutable_columns, task_of
 from tide_sdk.clocks import TaskState
+
+__all__ = ["Conflict", "Instance", "Repository", "StorageFailed", "StoredStart", "StoredTurn", "write_group"]
 
 _MUTABLE = (
     "state", "turn", "epoch", "version", "due_s", "since_s", "start_consumed_s", "idle_consumed_s",

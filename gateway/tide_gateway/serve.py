@@ -28,6 +28,7 @@ from tide_gateway.settings import GatewaySettings, SettingsError, check_bind
 from tide_gateway.timekeeping import WallTime
 from tide_sdk import codec
 from tide_sdk.migrations import migrate
+from tide_sdk.serve import raise_file_limit
 
 DRAIN_S = 3.0
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
@@ -104,8 +105,11 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
         SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
     """
     check_bind(options.host, settings)
+    _check_announce(options.announce)
     url = sqlite_url(options.database)
-    path = Path(os.path.abspath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
+    # The real path: a second name of the file must not open it to a second gateway.
+    path = Path(os.path.realpath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
+    raise_file_limit()
     lock = FileLock(path.with_name(path.name + ".lock"))
     listener = bind(options.host, options.port)
     try:
@@ -175,8 +179,25 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
     return _Server(config, url, options.announce)
 
 
-def _announce(path: Path, url: str) -> None:
+def _part(path: Path) -> Path:
     # Written beside and renamed: a reader never sees half of it.
-    part = path.with_name(path.name + ".part")
+    return path.with_name(path.name + ".part")
+
+
+def _check_announce(path: Path | None) -> None:
+    """Refuse a file that could not be written once everything runs."""
+    if path is None:
+        return
+    try:
+        _part(path).write_bytes(b"")
+        _part(path).unlink()
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--announce {path}: cannot be written: {error}; name a file in a folder of yours"
+        ) from error
+
+
+def _announce(path: Path, url: str) -> None:
+    part = _part(path)
     part.write_bytes(codec.dumps({"url": url, "pid": os.getpid()}))
     part.replace(path)

@@ -85,7 +85,11 @@ class EnvironmentSpec(BaseModel):
             return f"servers: {self.servers} is more than capacity {self.capacity}; lower servers or raise capacity"
         if self.runtime != "process":
             return "command: only the process runtime takes one" if self.command else None
-        if not self.command:
+        if any(not name or "=" in name for name in self.env):
+            return "env: a variable's name must not be empty or hold an equals sign"
+        if any("\0" in text for text in (*self.command, *self.env, *self.env.values())):
+            return "command, env: must not hold a NUL character"
+        if not self.command or not self.command[0]:
             return 'command: missing; for example ["tide-env", "serve", "module:Class", "--uds", "{uds}"]'
         words = " ".join(self.command)
         found = [name for name in PLACEHOLDERS if "{" + name + "}" in words]

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import ipaddress
 import json
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 75
 """Seconds for which an idle connection is kept: longer than any client of ours, so that the client closes first."""
 STOP_LIMIT_S = 2
+MAX_FILES = 65_536
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ServeError(
             f"--host {arguments.host} can be reached from other machines; give --allow-public if that is meant"
         )
+    raise_file_limit()
     options = parse_options(arguments.options)
     environment = load_class(arguments.target)
     try:
@@ -177,6 +180,22 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the kernel knew
         sys.exit(1)
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to `MAX_FILES`, as far as the hard one allows.
+
+    Each call in flight holds one or two, and the usual 1,024 are few.
+    """
+    try:
+        import resource  # not everywhere
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (ImportError, OSError, ValueError) as error:
+        logging.getLogger("tide_sdk.serve").info("the limit of open files stays: %s", error)
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from tide_gateway.committer import Committer
 from tide_gateway.fleet import Host
 from tide_gateway.lifecycle import Task
-from tide_gateway.repository import Conflict, Repository
+from tide_gateway.repository import Conflict, Repository, StorageFailed
 from tide_gateway.rows import Change, Event, Intent, Result
 from tide_gateway.runtimes import Server
 from tide_gateway.timekeeping import Timekeeper
@@ -23,6 +23,9 @@ from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
 
 log = logging.getLogger(__name__)
+
+STORAGE_LOG_EVERY_S = 1.0
+"""A full disk fails every write; it is logged once in that many seconds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +96,7 @@ class Registry:
         self.lives: dict[str, Live] = {}
         self.closed = False
         self._background: set[asyncio.Task[Any]] = set()
+        self._logged_s = -STORAGE_LOG_EVERY_S
 
     async def find(self, owner: str, task_id: str) -> Live:
         """The task of that id.
@@ -120,6 +124,19 @@ class Registry:
         """Drop a task that nothing is in flight for; its row is the truth."""
         if self.lives.get(live.task.task_id) is live:
             del self.lives[live.task.task_id]
+
+    async def create(self, task: Task, *, request: bytes, events: tuple[Event, ...]) -> None:
+        """Commit the first row of a new task.
+
+        Raises:
+            TideError: it could not be written; there is no such task.
+        """
+        try:
+            await self.committer.commit(Change(task, request=request, events=events))
+        except TideError:
+            raise
+        except Exception as error:
+            raise self._unwritten(task.task_id, error) from error
 
     async def commit(
         self,
@@ -158,8 +175,7 @@ class Registry:
         except TideError:
             raise
         except Exception as error:
-            log.exception("a change of task %s could not be written", live.task.task_id)
-            raise TideError("unavailable", "the database did not take the change; call again") from error
+            raise self._unwritten(live.task.task_id, error) from error
         live.task = after
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -176,7 +192,22 @@ class Registry:
                 task.cancel()
             await asyncio.wait(self._background)
 
+    def _unwritten(self, task_id: str, error: Exception) -> TideError:
+        """The error of a caller whose change was not written; logged here."""
+        if not isinstance(error, StorageFailed):
+            log.error("a change of task %s could not be written", task_id, exc_info=error)
+            return TideError("unavailable", "the database did not take the change; call again", retry_after_s=1)
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._logged_s >= STORAGE_LOG_EVERY_S:
+            self._logged_s = now_s
+            log.error("a change of task %s could not be written: %s", task_id, error)
+        return TideError("unavailable", f"the database does not take changes: {error}; call again", retry_after_s=1)
+
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, TideError):  # a write that failed, which is logged, or a gateway that stops
+            log.debug("background work %s failed: %s", task.get_name(), error)
+        else:
             log.error("background work %s failed", task.get_name(), exc_info=error)

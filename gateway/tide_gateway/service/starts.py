@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from tide_gateway import lifecycle, upstream
 from tide_gateway.fleet import Fleet
-from tide_gateway.rows import Change, Event
+from tide_gateway.rows import Event
 from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings, failed_start, peer_start
@@ -124,7 +124,7 @@ class Starts:
         fleet.reserve()
         try:
             event = Event("starting", now_s)
-            await self._registry.committer.commit(Change(task, request=codec.dumps(data), events=(event,)))
+            await self._registry.create(task, request=codec.dumps(data), events=(event,))
         except BaseException:
             fleet.give_back(None, task.task_id)
             raise

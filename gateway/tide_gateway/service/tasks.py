@@ -12,7 +12,7 @@ from tide_gateway import lifecycle
 from tide_gateway.committer import Committer
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import Task
-from tide_gateway.repository import Repository
+from tide_gateway.repository import Repository, StorageFailed
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import Runtime
 from tide_gateway.service import answers
@@ -123,7 +123,10 @@ class TaskService:
         self._registry.lives.clear()
         await asyncio.gather(*(fleet.close() for fleet in self.fleets.values()))
         await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
-        await self._repository.heartbeat(self.replica, self._time.now_s())
+        try:
+            await self._repository.heartbeat(self.replica, self._time.now_s())
+        except StorageFailed as error:
+            log.error("the stop could not be written down, and is left to the next gateway: %s", error)
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""

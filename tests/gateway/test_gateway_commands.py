@@ -1,0 +1,62 @@
+"""Wrong files and commands: refused with one line before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tide_gateway.cli import main
+from tide_gateway.settings import EnvironmentSpec
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "environments.toml"
+    path.write_text('[environments.scripted]\nruntime = "fake"\n')
+    return path
+
+
+@pytest.mark.parametrize("command", ["serve", "migrate"])
+def test_a_file_that_is_no_database_is_named(tmp_path, config, capsys, command):
+    file = tmp_path / "notes.txt"
+    file.write_text("these are notes, and long enough to be read as a page of a database " * 20)
+    options = ["--config", str(config), "--port", "0"] if command == "serve" else []
+    assert main([command, "--database", f"sqlite:///{file}", *options]) == 2
+    assert capsys.readouterr().err.strip().splitlines() == [
+        "tide-gateway: database: file is not a database; check --database"
+    ]
+
+
+def test_an_announce_file_that_cannot_be_written_is_refused_before_the_start(tmp_path, config, capsys):
+    database = tmp_path / "gateway.db"
+    options = ["--config", str(config), "--port", "0", "--database", f"sqlite:///{database}"]
+    assert main(["serve", *options, "--announce", "/no/such/folder/a.json"]) == 2
+    assert "--announce /no/such/folder/a.json: cannot be written" in capsys.readouterr().err
+    assert not database.exists()
+
+
+def test_two_names_of_one_file_are_one_database(gateways, tmp_path, config):
+    gateways()
+    (tmp_path / "other.db").symlink_to(tmp_path / "gateway.db")
+    argv = [sys.executable, "-m", "tide_gateway", "serve", "--config", str(config), "--port", "0"]
+    argv += ["--database", f"sqlite:///{tmp_path / 'other.db'}"]
+    second = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert second.returncode == 2
+    assert "another gateway uses" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"command": ("serve", "{uds}", "a\0b")}, "NUL"),
+        ({"command": ("serve", "{uds}"), "env": {"A": "a\0b"}}, "NUL"),
+        ({"command": ("serve", "{uds}"), "env": {"A=B": "c"}}, "equals sign"),
+        ({"command": ("", "{uds}")}, "command: missing"),
+    ],
+)
+def test_what_no_process_can_be_started_with_is_refused(values, words):
+    problem = EnvironmentSpec(name="scripted", **values).problem()
+    assert problem is not None
+    assert words in problem
