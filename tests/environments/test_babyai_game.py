@@ -108,7 +108,7 @@ def test_a_wall_is_told_only_where_it_blocks_the_way():
     game = Game(GO_TO, 3)
     while (text := game.act("forward").text) != "success" and "wall" not in text:
         assert game.turns < 9
-    assert "wall 1-ahead" in text
+    assert "wall ahead 1" in text
 
 
 def test_a_bot_that_fails_leaves_the_episode_whole(monkeypatch):

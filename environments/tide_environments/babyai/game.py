@@ -1,8 +1,8 @@
 """A BabyAI level played in words: seed -> text, action word -> text. No network, no SDK.
 
 game = Game("BabyAI-GoToObj-v0", seed=7)
-game.text                      # go to the red ball . red ball 3-ahead
-game.act("forward")            # Played(text="red ball 2-ahead", reward=0.0, ...)
+game.text                      # go to the red ball . red ball ahead 3
+game.act("forward")            # Played(text="red ball ahead 2", reward=0.0, ...)
 """
 
 from __future__ import annotations

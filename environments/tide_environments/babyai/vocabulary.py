@@ -20,12 +20,13 @@ MAX_SIDE = 3
 
 
 def distance(cells: int, direction: str) -> str:
-    """One word for a distance, for example `3-ahead`."""
-    return f"{cells}-{direction}"
+    """A distance in words, for example `ahead 3`. A side is said with the word that turns to it."""
+    return f"{direction} {cells}"
 
 
 def words() -> tuple[str, ...]:
     """Every word of every observation, mission and action, each once, in a fixed order."""
-    distances = [distance(n, "ahead") for n in range(1, MAX_AHEAD + 1)]
-    distances += [distance(n, side) for side in ("left", "right") for n in range(1, MAX_SIDE + 1)]
-    return tuple(dict.fromkeys([*ACTIONS, *COLORS, *KINDS, *DOOR_STATES, *PLAIN_WORDS, *MISSION_WORDS, *distances]))
+    numbers = [str(number) for number in range(1, max(MAX_AHEAD, MAX_SIDE) + 1)]
+    return tuple(
+        dict.fromkeys([*ACTIONS, *COLORS, *KINDS, *DOOR_STATES, *PLAIN_WORDS, *MISSION_WORDS, "ahead", *numbers])
+    )
