@@ -8,7 +8,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -19,6 +19,8 @@ from tide_sdk.errors import TideError
 from tide_sdk.wire import Message
 
 _log = logging.getLogger("tide_sdk.environment")
+HOOK_LIMIT_S = 30.0
+"""Seconds that an author's `pause` or `resume` may take."""
 _MAX_WORDS = 500
 T = TypeVar("T")
 
@@ -90,7 +92,7 @@ class Instance:
         self._options = options
         self._environment: Environment | None = None
         self._lock = asyncio.Lock()
-        self._thread = InstanceThread(f"tide-{environment.__name__}")
+        self._thread: InstanceThread | None = None
         step = environment.step
         self._inline_step = not environment.blocking and not inspect.iscoroutinefunction(step)
 
@@ -158,16 +160,20 @@ class Instance:
                 raise self._failed("end", error, "its EndInfo cannot be sent") from error
             return info
         finally:
-            self._thread.stop()
+            # The task's answers are remembered for long; what the author's object holds must not be.
+            self._environment = None
+            if self._thread is not None:
+                self._thread.stop()
+                self._thread = None
 
     async def pause(self) -> None:
         """Tell the author's code, where it wants to know, that no clock runs."""
-        if self._class.pause is not Environment.pause:
+        if self._environment is not None and self._class.pause is not Environment.pause:
             await self._author("pause", None)
 
     async def resume(self) -> None:
         """Tell the author's code, where it wants to know, that the clocks run again."""
-        if self._class.resume is not Environment.resume:
+        if self._environment is not None and self._class.resume is not Environment.resume:
             await self._author("resume", None)
 
     async def _author(self, method: str, kind: Any, *args: Any) -> Any:
@@ -187,6 +193,8 @@ class Instance:
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         if self._class.blocking and not inspect.iscoroutinefunction(function):
+            if self._thread is None:
+                self._thread = InstanceThread(f"tide-{self._class.__name__}")
             result = await self._thread.call(function, *args)
         else:
             try:
@@ -224,3 +232,22 @@ def _as_dict(message: Any) -> dict[str, Any]:
     plain = dict(cast("Mapping[str, Any]", message))
     Message.model_validate(plain)
     return plain
+
+
+async def run_hook(
+    hook: Callable[[], Awaitable[None]], *, after: asyncio.Task[None] | None = None, quiet: bool = False
+) -> None:
+    """Call an author's `pause` or `resume`, after an earlier one; `quiet` where nobody waits for its failure.
+
+    Raises:
+        TideError: it failed, or took longer than `HOOK_LIMIT_S`.
+    """
+    if after is not None:
+        await asyncio.wait((after,))
+    try:
+        async with asyncio.timeout(HOOK_LIMIT_S):
+            await hook()
+    except (TimeoutError, TideError) as error:
+        if not quiet:  # at the end of a turn nobody waits; the instance has logged it
+            detail = error.detail if isinstance(error, TideError) else f"no answer within {HOOK_LIMIT_S} s"
+            raise TideError("environment_failed", detail) from error

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, ClockState, TaskState, enter, first_expired, new_clocks
 from tide_sdk.environment import EndInfo, StartInfo, Step
 from tide_sdk.errors import TideError
-from tide_sdk.instance import Instance
+from tide_sdk.instance import Instance, run_hook
 from tide_sdk.task_rules import (
     TurnDecision,
     TurnView,
@@ -33,8 +33,6 @@ from tide_sdk.turn_record import TurnRecord
 from tide_sdk.wire import Message, Outcome, StartRequest
 
 _log = logging.getLogger("tide_sdk.server")
-HOOK_LIMIT_S = 30.0
-"""Seconds that an author's `pause` or `resume` may take."""
 FIRST = {"reward": None, "terminated": False, "truncated": False, "info": dict[str, object]()}
 """What the first observation says beside its messages."""
 
@@ -77,6 +75,7 @@ class ServedTask:
         self._end_info = EndInfo()
         self._record: TurnRecord | None = None
         self._latest = b"{}"
+        self._num_start_bytes = 0
         self._end_answer: bytes | None = None
         self._starting: asyncio.Task[bytes] | None = None
         self._acting: asyncio.Task[None] | None = None
@@ -117,7 +116,9 @@ class ServedTask:
         self._latest = codec.dumps(FIRST | {"messages": messages})
         limits = {name.value: limit_s for name, limit_s in self._limits.items()}
         answer = {"task_id": self.task_id, "turn": 0, "messages": messages, "tools": tools, "limits": limits}
-        return codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())})
+        started = codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())})
+        self._num_start_bytes = len(started)
+        return started
 
     async def _fail_start(self, error: TideError) -> NoReturn:
         # Answered only once the place is free, so that the caller's next try finds it.
@@ -125,6 +126,12 @@ class ServedTask:
         assert self._closing is not None
         await asyncio.shield(self._closing)
         raise error
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the answers that are kept for it."""
+        num_turn_bytes = 0 if self._record is None else self._record.num_bytes
+        return self._num_start_bytes + len(self._latest) + num_turn_bytes
 
     async def observe(self, turn: int, body: bytes, message: Message) -> bytes:
         """Take an action, or answer it from the record; a caller that goes away does not stop the action.
@@ -180,7 +187,7 @@ class ServedTask:
             self._enter(TaskState.WAITING, new_turn=True)
             if pausing:
                 self._enter(TaskState.PAUSED)
-                self._hook = asyncio.create_task(_run_hook(self._instance.pause, quiet=True))
+                self._hook = asyncio.create_task(run_hook(self._instance.pause, quiet=True))
         self._latest = observation
         record.answer = self._observation()
         record.done.set()
@@ -212,7 +219,7 @@ class ServedTask:
             elif before is TaskState.PAUSED:
                 hook = self._instance.resume
             if hook is not None:
-                self._hook = asyncio.create_task(_run_hook(hook, after=previous))
+                self._hook = asyncio.create_task(run_hook(hook, after=previous))
                 await asyncio.shield(self._hook)
         return codec.dumps(
             {"state": self.state.value, "epoch": self._epoch, "clocks": clock_view(self._clocks, self._now())}
@@ -242,6 +249,8 @@ class ServedTask:
         return error
 
     def _cut(self, outcome: Outcome, error: TideError) -> None:
+        # It has been logged, and is remembered: the author's frames, and with them his objects, must not be.
+        error.__cause__ = error.__context__ = error.__traceback__ = None
         self._outcome = outcome
         starting = self.state is TaskState.STARTING
         self._enter(TaskState.ENDING)
@@ -283,17 +292,3 @@ class ServedTask:
     def _enter(self, state: TaskState, *, new_turn: bool = False) -> None:
         self._clocks = enter(self._clocks, state, self._now(), new_turn=new_turn)
         self.state = state
-
-
-async def _run_hook(
-    hook: Callable[[], Awaitable[None]], *, after: asyncio.Task[None] | None = None, quiet: bool = False
-) -> None:
-    if after is not None:
-        await asyncio.wait((after,))
-    try:
-        async with asyncio.timeout(HOOK_LIMIT_S):
-            await hook()
-    except (TimeoutError, TideError) as error:
-        if not quiet:  # at the end of a turn nobody waits; the instance has logged it
-            detail = error.detail if isinstance(error, TideError) else f"no answer within {HOOK_LIMIT_S} s"
-            raise TideError("environment_failed", detail) from error

@@ -42,6 +42,7 @@ class EnvironmentServer:
         capacity: tasks held at once; None takes the class's own.
         limits: seconds of each clock where a start names none.
         max_remembered: released tasks whose answers can still be asked for; the oldest are forgotten first.
+        max_remembered_bytes: of their answers together, the newest task's not counted.
         max_body_bytes: a larger request is refused with 413.
         now: a monotonic clock in seconds, for tests.
     """
@@ -54,6 +55,7 @@ class EnvironmentServer:
         capacity: int | None = None,
         limits: Mapping[ClockName, float] | None = None,
         max_remembered: int = 4096,
+        max_remembered_bytes: int = 64 * 1024 * 1024,
         max_body_bytes: int = 32 * 1024 * 1024,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,6 +66,8 @@ class EnvironmentServer:
         self._options = dict(options or {})
         self._limits = {**DEFAULT_LIMITS, **(limits or {})}
         self._max_remembered = max_remembered
+        self._max_remembered_bytes = max_remembered_bytes
+        self._num_remembered_bytes = 0
         self._max_body_bytes = max_body_bytes
         self._now = now
         self._tasks: dict[str, ServedTask] = {}
@@ -177,8 +181,12 @@ class EnvironmentServer:
     def _on_closed(self, task: ServedTask) -> None:
         self._live.pop(task.task_id, None)
         self._released[task.task_id] = task
-        while len(self._released) > self._max_remembered:
+        self._num_remembered_bytes += task.num_bytes
+        while len(self._released) > self._max_remembered or (
+            self._num_remembered_bytes > self._max_remembered_bytes and len(self._released) > 1
+        ):
             task_id, oldest = self._released.popitem(last=False)
+            self._num_remembered_bytes -= oldest.num_bytes
             del self._tasks[task_id]
             if self._keys.get(oldest.request.key) is oldest:
                 del self._keys[oldest.request.key]

@@ -32,6 +32,11 @@ class TurnRecord:
         """True once the turn has its answer or its error."""
         return self.answer is not None or self.error is not None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept of it."""
+        return len(self._body) + len(self.answer or b"")
+
     def same_as(self, body: bytes) -> bool:
         """True if `body` carries the same message, compared as parsed JSON."""
         return body == self._body or codec.same(codec.loads(body)["message"], codec.loads(self._body)["message"])
