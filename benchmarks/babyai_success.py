@@ -129,6 +129,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="takes the list of successes")
     parser.add_argument("weights", type=Path, nargs="+")
     arguments = parser.parse_args()
+    # The operations are so small that a second thread only costs.
+    torch.set_num_threads(1)
     settings = json.loads(arguments.settings.read_text(encoding="utf-8"))
     yardstick = Yardstick(arguments.model, settings, arguments.episodes)
     found: list[float] = []

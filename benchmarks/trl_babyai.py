@@ -56,7 +56,7 @@ RESPONSE_TEMPLATE = {
         }
     },
 }
-LOSSES = {"token_mean": "dapo", "sequence_mean": "grpo", "dr_grpo": "dr_grpo"}
+LOSSES = {"token_mean": "dapo", "sequence_mean": "grpo"}
 SCALES = {"grpo": "group", "dr_grpo": "none", "rloo": "none"}
 
 
@@ -215,7 +215,7 @@ def optimizer_of(model: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         betas=tuple(train["betas"]),
         weight_decay=train["weight_decay"],
     )
-    warmup = max(train.get("warmup_updates", 5), 1)
+    warmup = max(train["warmup_train_steps"], 1)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / warmup))
 
 
