@@ -27,7 +27,8 @@ ENDED_S = 1e18
 """`due_s` of an ended task; all others are below, so one index finds both the overdue and the open tasks."""
 
 SUPERSEDED = "superseded"
-"""Outcome reason of an attempt that a higher one replaced."""
+"""Outcome reason of an attempt that a higher one replaced. A caller's `/end` may use the word too: then it is the
+task's detail as well."""
 
 _OPEN = frozenset({TaskState.STARTING, TaskState.WAITING, TaskState.ACTING, TaskState.PAUSING, TaskState.PAUSED})
 _BUSY = frozenset({TaskState.ACTING, TaskState.PAUSING})
@@ -157,7 +158,7 @@ def refusal(task: Task) -> TideError:
     outcome = task.outcome
     if outcome is None:
         return TideError("ended", "the task has ended")
-    if outcome.reason == SUPERSEDED:
+    if outcome.reason == SUPERSEDED and task.detail != SUPERSEDED:
         return TideError("stale_attempt", f"attempt {task.attempt} of key {task.key!r} was replaced by a higher one")
     shown = outcome.model_dump(exclude_none=True)
     if outcome.kind == "expired":

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
@@ -31,6 +31,7 @@ from tide_sdk.wire import (
     StartRequest,
     StartResponse,
     TaskView,
+    Wire,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -156,10 +157,15 @@ class GatewayClient:
         return await self._post(EndResponse, "/end", payload, deadline_s=deadline_s)
 
     async def tasks(self) -> list[TaskView]:
-        """The caller's tasks."""
-        data = await self.get("/tasks")
-        items = cast("dict[str, Any]", data).get("tasks", []) if isinstance(data, dict) else data
-        return [self._read(TaskView, item) for item in cast("list[Any]", items)]
+        """All of the caller's tasks, newest first, page by page."""
+        found: list[TaskView] = []
+        after = ""
+        while True:
+            page = self._read(_TaskPage, await self.get(f"/tasks?limit=500{after}"))
+            found += page.tasks
+            if page.next is None:
+                return found
+            after = f"&after={quote(page.next, safe='')}"
 
     async def task(self, task_id: str) -> TaskView:
         """One task."""
@@ -235,6 +241,11 @@ class GatewayClient:
             return model.model_validate(data)
         except ValidationError as error:
             raise ProtocolFailed(f"{self.url} answered outside the contract: {error}") from error
+
+
+class _TaskPage(Wire):
+    tasks: list[TaskView]
+    next: str | None = None
 
 
 def _asked_s(response: Response | None) -> float | None:

@@ -94,6 +94,15 @@ async def test_a_server_that_exits_is_quoted(processes):
         await processes.launch("one", spec, 20.0)
 
 
+async def test_a_process_that_cannot_be_made_is_a_failed_launch(processes, monkeypatch):
+    async def no_process(*_args, **_options):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+    with pytest.raises(LaunchFailed, match="Resource temporarily unavailable"):
+        await processes.launch("one", spec_of("process", "true", "{uds}"), 20.0)
+
+
 async def test_a_command_that_does_not_exist_is_named(processes):
     with pytest.raises(LaunchFailed, match="cannot execute 'no-such-command'"):
         await processes.launch("one", spec_of("process", "no-such-command", "{uds}"), 20.0)

@@ -155,3 +155,9 @@ def test_json_bodies_are_compared_as_values():
     assert not same_json({"a": None}, {})
     assert not same_json([1, 2], [2, 1])
     assert not same_json({"a": []}, {"a": {}})
+
+
+async def test_a_callers_reason_is_not_taken_for_a_replaced_attempt(bench):
+    task_id = (await bench.start())["task_id"]
+    await bench.end(task_id, reason="superseded")
+    assert (await refused(bench.act(task_id, 0))).code == "ended"

@@ -24,9 +24,11 @@ class Scripted:
     def __init__(self, *script) -> None:
         self.script = list(script)
         self.timeouts: list[float] = []
+        self.paths: list[str] = []
 
     async def request(self, method, path, body=None, *, headers=None, timeout_s=None, idempotent=False):
         self.timeouts.append(timeout_s)
+        self.paths.append(path)
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(answer, Exception):
             raise answer
@@ -155,9 +157,10 @@ async def test_tasks_and_views_are_read(gateway):
         "task_id": "t", "environment": "e", "key": "k", "attempt": 0, "kind": "train", "state": "waiting",
         "turn": 0, "epoch": 0, "reward": None, "outcome": None, "clocks": {}, "created_at": "2024-01-01T00:00:00Z",
     }  # fmt: skip
-    client, _ = gateway((200, {"tasks": [view]}), (200, [view]), (200, view), (200, {"free": 3}))
-    assert [task.task_id for task in await client.tasks()] == ["t"]
-    assert [task.task_id for task in await client.tasks()] == ["t"]
+    pages = [{"tasks": [view | {"task_id": "u"}], "next": "u"}, {"tasks": [view], "next": None}]
+    client, http = gateway(*((200, page) for page in pages), (200, view), (200, {"free": 3}))
+    assert [task.task_id for task in await client.tasks()] == ["u", "t"]
+    assert http.paths == ["/tasks?limit=500", "/tasks?limit=500&after=u"]
     assert (await client.task("t")).state == "waiting"
     assert await client.capacity() == {"free": 3}
 

@@ -62,7 +62,10 @@ class ProcessRuntime:
             places["port"] = str(_free_port())
         argv = [_fill(word, places) for word in spec.command]
         log_path = self._log_dir / f"{name}.log"
-        process = await self._spawn(name, argv, spec, log_path)
+        try:
+            process = await self._spawn(name, argv, spec, log_path)
+        except OSError as error:
+            raise LaunchFailed(f"no process can be started: {error}") from error
         try:
             async with asyncio.timeout(timeout_s):
                 channel, health = await self._until_healthy(process, places, spec)
