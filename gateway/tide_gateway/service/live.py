@@ -28,6 +28,11 @@ STORAGE_LOG_EVERY_S = 1.0
 """A full disk fails every write; it is logged once in that many seconds."""
 
 
+def unfinished() -> TideError:
+    """The error of a call whose work was broken off under it, by a stop of the gateway or by a fault that is logged."""
+    return TideError("unavailable", "the gateway did not finish the call; call again", retry_after_s=1)
+
+
 @dataclass(eq=False, slots=True)
 class Running:
     """An action in flight.

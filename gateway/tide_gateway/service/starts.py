@@ -20,7 +20,7 @@ from tide_gateway.rows import Event
 from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings, failed_start, peer_start
-from tide_gateway.service.live import Live, Registry
+from tide_gateway.service.live import Live, Registry, unfinished
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.errors import TideError
@@ -136,6 +136,15 @@ class Starts:
 
     async def _run(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         """The start itself; the sweep cancels it when its clock runs out."""
+        try:
+            await self._bring_up(live, data, fleet)
+        except BaseException:
+            if live.started is not None and not live.started.done():
+                live.started.set_exception(unfinished())
+                live.started.exception()  # the caller may have gone
+            raise
+
+    async def _bring_up(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         task = live.task
         try:
             live.host = host = await fleet.place(task.task_id)

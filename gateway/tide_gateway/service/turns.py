@@ -15,7 +15,7 @@ from tide_gateway.lifecycle import TurnVerdict
 from tide_gateway.rows import Event, Intent, Result
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings
-from tide_gateway.service.live import Live, Registry, Running
+from tide_gateway.service.live import Live, Registry, Running, unfinished
 from tide_gateway.service.pauses import Pauses
 from tide_sdk import codec
 from tide_sdk.clocks import TaskState
@@ -114,7 +114,17 @@ class Turns:
         return running
 
     async def _act(self, live: Live, running: Running) -> None:
-        """Send the action, store the result, answer all who wait."""
+        """Send the action, store the result, answer all who wait, in every case."""
+        try:
+            await self._play(live, running)
+        except BaseException:
+            # A stop, most often while the result was being written; whoever asks again finds the turn as stored.
+            if live.running is running:
+                live.running = None
+            running.fail(unfinished())
+            raise
+
+    async def _play(self, live: Live, running: Running) -> None:
         registry = self._registry
         try:
             answer, raw = await self._ask(live, running)
