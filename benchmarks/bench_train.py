@@ -88,6 +88,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--trl", default="auto", choices=["auto", "none", *map(str, trl_run.VARIANTS)], help="TRL's processes x threads"
     )
+    parser.add_argument(
+        "--trl-plain", action="store_true", help="TRL as it is unasked: every episode has all its turns (a weaker peer)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="setting of the quickstart")
     parser.add_argument("--directory", type=Path, help="where the run's folder is made; default: runs/")
     parser.add_argument("--out", type=Path, help="file that takes the last line too")
@@ -133,12 +136,13 @@ def _measure(
         warm_starts[seed] = {"yardstick": yardstick.successes([model / "model.safetensors"])[0], **success}
         say(f"seed {seed}: warm-started success {warm_starts[seed]}")
         if with_peer and variant is None:
-            variant, probes = _fastest(arguments.trl, place, model, settings)
+            variant, probes = _fastest(arguments, place, model, settings)
         for number in range(1, arguments.rounds + 1):
             runs.append(tide_run.timed_run(place, f"tide{number}", model, seed, overrides, num_steps))
             _tell(runs, yardstick)
             if variant is not None:
-                runs.append(trl_run.timed_run(place, f"trl{number}", model, settings, num_steps, variant))
+                name, plain = f"trl{number}", arguments.trl_plain
+                runs.append(trl_run.timed_run(place, name, model, settings, num_steps, variant, plain=plain))
                 _tell(runs, yardstick)
     return runs, warm_starts, variant, probes
 
@@ -181,16 +185,16 @@ def _tell(runs: list[TimedRun], yardstick: Yardstick) -> None:
 
 
 def _fastest(
-    wanted: str, place: Path, model: Path, settings: dict[str, Any]
+    arguments: argparse.Namespace, place: Path, model: Path, settings: dict[str, Any]
 ) -> tuple[trl_run.Variant, dict[str, float]]:
     """TRL's quickest use of the cores on this machine, by a few train steps of each; the cold first is not counted."""
-    if wanted != "auto":
-        return trl_run.variant(wanted), {}
+    if arguments.trl != "auto":
+        return trl_run.variant(arguments.trl), {}
     seconds: dict[trl_run.Variant, float] = {}
     for one in trl_run.VARIANTS:
         say(f"TRL on {one} (processes x threads)")
-        steps = trl_run.timed_run(place, f"probe-{one}", model, settings, PROBE_STEPS, one).steps
-        seconds[one] = statistics.fmean(step.wall_s for step in steps[1:])
+        probe = trl_run.timed_run(place, f"probe-{one}", model, settings, PROBE_STEPS, one, plain=arguments.trl_plain)
+        seconds[one] = statistics.fmean(step.wall_s for step in probe.steps[1:])
     return min(seconds, key=seconds.__getitem__), {str(one): value for one, value in seconds.items()}
 
 

@@ -9,6 +9,8 @@ The same text, tokens, model, reward, seeds and optimizer as the quickstart's:
   answer, except where the answer would not fit; so the last answer is made not to fit, and TRL leaves it out.
 - A turn may sample as many tokens as with `tide-train`, not `max_completion_length` of them, which TRL would wait for.
 
+`--plain` leaves the last two out, as GRPOTrainer does unasked: every episode then has all its turns, and costs twice.
+
 Writes one JSON line a train step to OUT/rank0.jsonl (rank1.jsonl with two processes) and the weights of each train step
 to OUT/snapshots/N.safetensors; the time that this takes is in no figure.
 """
@@ -73,7 +75,7 @@ class BabyAI:
         """Begins the episode of a seed; returns its first observation."""
         began = time.perf_counter()
         self._game = Game(self.parameters["level"], seed, max_turns=self.parameters["max_turns"])
-        self._reward = 0.0
+        self._reward, self._last = 0.0, ""
         BabyAI.wall_s += time.perf_counter() - began
         return self._game.text
 
@@ -86,6 +88,8 @@ class BabyAI:
         Returns:
             What the agent sees now.
         """
+        if self._last:
+            return self._last
         began = time.perf_counter()
         played = self._game.act(word.split(END)[0])
         BabyAI.wall_s += time.perf_counter() - began
@@ -94,7 +98,8 @@ class BabyAI:
             return played.text
         self._reward = played.reward
         BabyAI.num_successes += played.success
-        return self.too_long
+        self._last = self.too_long or played.text
+        return self._last
 
     def get_reward(self) -> float:
         """The episode's reward; 0 until it succeeds."""
@@ -160,8 +165,8 @@ class Recorder(TrainerCallback):
         self._own_cpu_s += time.process_time() - cpu_s
 
 
-def configuration(settings: dict[str, Any], out: Path, max_steps: int, world: int) -> GRPOConfig:
-    """The quickstart's settings as TRL names them.
+def configuration(settings: dict[str, Any], out: Path, max_steps: int, world: int, *, plain: bool) -> GRPOConfig:
+    """The quickstart's settings as TRL names them; `plain` sets no limit on a turn's tokens.
 
     Raises:
         ValueError: TRL has no such advantage or loss.
@@ -178,7 +183,7 @@ def configuration(settings: dict[str, Any], out: Path, max_steps: int, world: in
         gradient_accumulation_steps=1,
         num_generations=algorithm["group_size"],
         max_completion_length=rollout["max_context_tokens"],
-        generation_kwargs={"max_new_tokens": rollout["max_new_tokens"]},
+        generation_kwargs=None if plain else {"max_new_tokens": rollout["max_new_tokens"]},
         max_tool_calling_iterations=settings["tasks"]["parameters"]["max_turns"],
         temperature=rollout["temperature"],
         top_p=1.0,
@@ -227,12 +232,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-steps", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
+    parser.add_argument("--plain", action="store_true", help="neither end episodes early nor bound a turn's tokens")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     settings = json.loads(arguments.settings.read_text(encoding="utf-8"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     BabyAI.parameters = settings["tasks"]["parameters"]
-    BabyAI.too_long = "success " * (settings["rollout"]["max_context_tokens"] + 1)
+    if not arguments.plain:
+        BabyAI.too_long = "success " * (settings["rollout"]["max_context_tokens"] + 1)
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     tokenizer.chat_template, tokenizer.response_template = CHAT_TEMPLATE, RESPONSE_TEMPLATE
@@ -243,7 +250,7 @@ def main() -> None:
     recorder = Recorder(arguments.out)
     recorder.trainer = Trainer(
         model=model,
-        args=configuration(settings, arguments.out, arguments.max_steps, world),
+        args=configuration(settings, arguments.out, arguments.max_steps, world, plain=arguments.plain),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         environment_factory=BabyAI,

@@ -48,9 +48,9 @@ def present() -> bool:
 
 
 def timed_run(
-    folder: Path, name: str, model: Path, settings: dict[str, Any], num_steps: int, variant: Variant
+    folder: Path, name: str, model: Path, settings: dict[str, Any], num_steps: int, variant: Variant, *, plain: bool
 ) -> TimedRun:
-    """One run from a warm-started model.
+    """One run from a warm-started model; `plain` as in trl_babyai.py.
 
     Raises:
         RuntimeError: the run failed or ended early.
@@ -63,6 +63,7 @@ def timed_run(
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={variant.num_processes}"]
     argv = [str(PYTHON), *(launcher if many else []), SCRIPT, "--settings", str(told), "--model", str(model)]
     argv += ["--out", str(out), "--max-steps", str(num_steps), "--threads", str(variant.num_threads)]
+    argv += ["--plain"] if plain else []
     # Idle OpenMP threads that spin would take the cores that the working ones need.
     env = QUIET | {"OMP_NUM_THREADS": str(variant.num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
     run_command(argv, folder / f"{name}.log", timeout_s=TIMEOUT_S, env=env)
@@ -72,7 +73,9 @@ def timed_run(
     snapshots = {step: out / "snapshots" / f"{step}.safetensors" for step in range(1, num_steps + 1)}
     peak = sum(lines[-1]["peak_rss_bytes"] for lines in ranks)
     steps = [_step(number, ranks) for number in range(1, num_steps + 1)]
-    return TimedRun(f"TRL {variant}", settings["run"]["seed"], steps, {"all": peak}, snapshots)
+    return TimedRun(
+        f"TRL {variant}{' plain' if plain else ''}", settings["run"]["seed"], steps, {"all": peak}, snapshots
+    )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
