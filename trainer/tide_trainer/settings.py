@@ -163,6 +163,9 @@ class TrainSettings(Settings):
     warmup_train_steps: int = Field(
         default=0, ge=0, description="train steps over which the learning rate rises linearly to its value; 0: none"
     )
+    final_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="share of the learning rate left at the run's last train step, linearly"
+    )
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's betas")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
     max_grad_norm: float = Field(default=1.0, ge=0, description="gradient norm clip; 0: no clip")
@@ -171,11 +174,12 @@ class TrainSettings(Settings):
     checkpoint_every: int = Field(default=10, ge=0, description="train steps between checkpoints; 0: only at the end")
     timeout_s: float = Field(default=600, gt=0, description="seconds for one train step, and for the boot")
 
-    def learning_rate_at(self, num_done: int) -> float:
-        """The learning rate of the train step after `num_done` train steps."""
-        if not self.warmup_train_steps:
-            return self.learning_rate
-        return self.learning_rate * min(1.0, (num_done + 1) / self.warmup_train_steps)
+    def learning_rate_at(self, num_done: int, max_train_steps: int) -> float:
+        """The learning rate of the train step after `num_done` of `max_train_steps`."""
+        warmup = self.warmup_train_steps
+        rise = min(1.0, (num_done + 1) / warmup) if warmup else 1.0
+        falling = max(0, num_done + 1 - warmup) / max(1, max_train_steps - warmup)
+        return self.learning_rate * rise * (1.0 - (1.0 - self.final_fraction) * min(1.0, falling))
 
 
 class WarmStartSettings(Settings):

@@ -64,7 +64,10 @@ def test_a_source_goes_on_where_an_earlier_one_stopped():
     assert PromptSource(tasks, first.position).take().seed == taken[-1].seed + 1
 
 
-def test_the_learning_rate_rises_over_the_warm_up_and_stays():
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_its_last_share():
     settings = TrainSettings(learning_rate=1.0, warmup_train_steps=4)
-    assert [settings.learning_rate_at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert TrainSettings(learning_rate=1.0).learning_rate_at(0) == 1.0
+    assert [settings.learning_rate_at(step, 6) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    falling = TrainSettings(learning_rate=1.0, warmup_train_steps=2, final_fraction=0.2)
+    rates = [falling.learning_rate_at(step, 6) for step in range(7)]
+    assert rates == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert TrainSettings(learning_rate=1.0).learning_rate_at(0, 1) == 1.0

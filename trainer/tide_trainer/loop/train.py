@@ -113,7 +113,7 @@ class TrainLoop:
         waited_s = self._now() - started_s
         figures = batch_figures(groups, buffer_version)
         mode = choose_mode(ModeView(len(groups), len(groups), 0))
-        learning_rate = self._settings.train.learning_rate_at(buffer_version)
+        learning_rate = self._settings.train.learning_rate_at(buffer_version, self._settings.run.max_train_steps)
         report = await parts.backend.train(train_batch(groups, self._settings.algorithm.advantage, learning_rate))
         plan = plan_roles(parts.roles())
         await self._collect("before" if buffer_version == 0 else "")
