@@ -223,6 +223,11 @@ def group_advantages(episodes, size, kind):
     return found
 
 
+def advantages_of(episodes, args):
+    found = group_advantages(episodes, args.group_size, args.advantage)
+    return [value * args.negative if value < 0 else value for value in found]
+
+
 def optimizer_of(model, lr, args):
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=(args.beta1, args.beta2), weight_decay=0.0)
 
@@ -271,6 +276,7 @@ def main():
     add("--entropy", type=float, default=0.0)
     add("--keep", type=int, default=0, help="1: keep the warm start's optimizer state")
     add("--warmup", type=int, default=0, help="train steps of linear learning rate warm-up")
+    add("--negative", type=float, default=1.0, help="scale of negative advantages")
     add("--proximal", default="present")
     add("--aggregation", default="token_mean")
     add("--warm", default="", help="safetensors file of the warm start: read if it exists, else written")
@@ -332,7 +338,7 @@ def train(model, player, optimizer, args, log):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, step / max(args.warmup, 1))
         batch = waiting.popleft()
-        stats = update(model, optimizer, batch, group_advantages(batch, args.group_size, args.advantage), args, False)
+        stats = update(model, optimizer, batch, advantages_of(batch, args), args, False)
         done = time.process_time()
         costs.append(done - began)
         count = len(batch)

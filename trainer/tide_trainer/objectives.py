@@ -31,6 +31,13 @@ class AdvantageSettings(BaseModel):
     ddof: Literal[0, 1] = Field(default=1, description="divisor of grpo's variance: n - ddof")
     eps: float = Field(default=1e-6, gt=0, le=1, description="added to grpo's std and maxrl's mean")
     std_floor: float = Field(default=1e-6, ge=0, description="grpo: smallest std; equal rewards then give 0, not noise")
+    negative_scale: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="factor of negative advantages, after the method; 1: none. A long failure repeats one action in one "
+        "state, and a small policy answers by swinging from one action to the other in every state: 0.1 stops that",
+    )
 
 
 class LossSettings(BaseModel):
@@ -92,7 +99,7 @@ class LossSettings(BaseModel):
 
 
 def group_advantages(rewards: Sequence[float], settings: AdvantageSettings) -> list[float]:
-    """The advantage of each sibling of one group, in float64.
+    """The advantage of each sibling of one group, in float64, negative ones scaled by `negative_scale`.
 
     A group of one has nothing to compare with: its advantage is 0, with a warning. Equal rewards give 0.
 
@@ -115,6 +122,13 @@ def group_advantages(rewards: Sequence[float], settings: AdvantageSettings) -> l
         return [0.0] * size
     if all(reward == rewards[0] for reward in rewards):
         return [0.0] * size
+    scale = settings.negative_scale
+    return [value * scale if value < 0 else value for value in _centred(rewards, settings)]
+
+
+def _centred(rewards: Sequence[float], settings: AdvantageSettings) -> list[float]:
+    """The method's advantages of at least two rewards that are not all equal."""
+    size = len(rewards)
     mean = math.fsum(rewards) / size
     centred = [reward - mean for reward in rewards]
     if settings.method == "rloo":

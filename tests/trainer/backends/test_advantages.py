@@ -30,6 +30,11 @@ def test_published_values(settings, good, bad):
     assert found == pytest.approx([good if reward else bad for reward in REWARDS], abs=1e-6)
 
 
+def test_negative_advantages_may_be_scaled_down():
+    found = group_advantages(REWARDS, AdvantageSettings(negative_scale=0.1))
+    assert found == pytest.approx([1.207612 if reward else -0.0724567 for reward in REWARDS], abs=1e-6)
+
+
 def test_rloo_of_small_groups():
     settings = AdvantageSettings(method="rloo")
     found = [group_advantages(group, settings) for group in ([6.0, 3.0], [9.0, 12.0], [1.0])]
