@@ -212,7 +212,7 @@ def configuration(settings: dict[str, Any], out: Path, max_steps: int, world: in
 
 
 def optimizer_of(model: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """AdamW and a linear warm-up that begins above 0, as the quickstart's."""
+    """AdamW with the quickstart's schedule: a linear warm-up that begins above 0, then a linear fall."""
     train = settings["train"]
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -220,8 +220,14 @@ def optimizer_of(model: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
         betas=tuple(train["betas"]),
         weight_decay=train["weight_decay"],
     )
-    warmup = max(train["warmup_train_steps"], 1)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / warmup))
+    warmup, last, kept = train["warmup_train_steps"], settings["run"]["max_train_steps"], train["final_fraction"]
+
+    def share(done: int) -> float:
+        rise = min(1.0, (done + 1) / warmup) if warmup else 1.0
+        falling = max(0, done + 1 - warmup) / max(1, last - warmup)
+        return rise * (1.0 - (1.0 - kept) * min(1.0, falling))
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The tensors of published versions and checkpoints, with torch. The files' rules are in `whole_files`.
 
-In `trainer_state.safetensors`: `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, `rng.RANK`, `cuda_rng.RANK`.
+In `trainer_state.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`, `rng.RANK`, `cuda_rng.RANK`.
 """
 
 from __future__ import annotations

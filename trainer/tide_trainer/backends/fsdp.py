@@ -116,7 +116,8 @@ class FsdpBackend:
         bodies = [{**common, "micro_batches": share} for share in self._shares(packed)]
         answers = await self._ask("train", bodies, self._settings.timeout_s)
         metrics = combine(answers, num_tokens)
-        metrics |= {name: answers[0][name] for name in ("grad_norm", "learning_rate")}
+        rate = batch.learning_rate or self._settings.learning_rate
+        metrics |= {"grad_norm": answers[0]["grad_norm"], "learning_rate": rate}
         cpu_s = sum(answer["cpu_s"] for answer in answers)
         return types.TrainReport(len(packed), num_tokens, time.monotonic() - began, cpu_s, metrics)
 

@@ -94,10 +94,10 @@ class FsdpWorker:
         if not norm < float("inf"):
             self._optimizer.zero_grad(set_to_none=True)
             raise NotFinite(f"the gradient norm is {norm}; the update was not applied")
-        rate = self._prepare(objective, learning_rate or self._settings.learning_rate)
+        self._prepare(objective, learning_rate or self._settings.learning_rate)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return {"metrics": metrics, "grad_norm": norm, "learning_rate": rate, "cpu_s": time.process_time() - began}
+        return {"metrics": metrics, "grad_norm": norm, "cpu_s": time.process_time() - began}
 
     def score(self, micro_batches: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[float]]:
         """Log-probs of the chosen positions of each sequence, in order, in float32."""
@@ -163,20 +163,16 @@ class FsdpWorker:
         )
         return policy_loss(inputs, settings, totals)
 
-    def _prepare(self, objective: str, learning_rate: float) -> float:
-        """Sets and returns the learning rate; another objective than before begins with fresh moments and a warm-up.
+    def _prepare(self, objective: str, learning_rate: float) -> None:
+        """Sets the learning rate; another objective than before begins with fresh moments.
 
         The moments of supervised gradients, which are larger, would hold policy updates down for dozens of steps.
         """
         if objective != self._objective:
             self._optimizer.state.clear()
             self._objective = objective
-        state = next(iter(self._optimizer.state.values()), {})
-        num_done = float(state["step"]) if "step" in state else 0.0
-        factor = min(1.0, (num_done + 1.0) / max(self._settings.warmup_updates, 1))
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * factor
-        return learning_rate * factor
+            group["lr"] = learning_rate
 
     def _full_tensors(self) -> dict[str, torch.Tensor]:
         """All weights on rank 0, nothing elsewhere; every rank takes part."""

@@ -33,9 +33,6 @@ class FsdpSettings:
         dtype: of the compute; the weights and the optimizer are always float32.
         seed: of torch's generators in the ranks.
         learning_rate: AdamW's.
-        warmup_updates: updates over which the learning rate rises linearly, at the start and after a change from
-            supervised to policy updates, when AdamW begins anew; 0: none. AdamW's first updates move every weight by
-            the whole learning rate, whatever the gradient's size.
         betas: AdamW's.
         weight_decay: AdamW's.
         max_grad_norm: the gradient is scaled down to this norm; 0: never.
@@ -53,7 +50,6 @@ class FsdpSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     learning_rate: float = 3e-4
-    warmup_updates: int = 5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0

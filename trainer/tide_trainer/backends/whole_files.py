@@ -3,7 +3,8 @@
 A checkpoint is a Hugging Face model folder with three files more:
 
     trainer_state.json          format, model version, last objective
-    trainer_state.safetensors   the optimizer's moments, the generators' states
+    trainer_state.tensors       the optimizer's moments, the generators' states (safetensors, but named so that no
+                                engine that loads the folder takes it for weights)
     extra.json                  what the caller of `save` gave
 """
 
@@ -21,7 +22,7 @@ from tide_trainer.errors import ConfigurationError
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
-STATE_JSON, STATE_TENSORS, EXTRA_JSON = "trainer_state.json", "trainer_state.safetensors", "extra.json"
+STATE_JSON, STATE_TENSORS, EXTRA_JSON = "trainer_state.json", "trainer_state.tensors", "extra.json"
 _OWN = frozenset({STATE_JSON, STATE_TENSORS, EXTRA_JSON})
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt"})
 _PREVIOUS = ".previous"
