@@ -35,8 +35,8 @@ class AdvantageSettings(BaseModel):
         default=1.0,
         ge=0,
         le=1,
-        description="factor of negative advantages, after the method; 1: none. A long failure repeats one action in one "
-        "state, and a small policy answers by swinging from one action to the other in every state: 0.1 stops that",
+        description="factor of negative advantages, after the method; 1: none. A long failure repeats one action in "
+        "one state, and a small policy answers by swinging from action to action in every state: 0.1 stops that",
     )
 
 
