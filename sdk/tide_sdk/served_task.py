@@ -153,15 +153,9 @@ class ServedTask:
         elif record is not None and not record.same_as(body):
             raise TideError("turn_conflict", f"turn {turn} was already taken with another message")
         assert record is not None
-        was_settled = record.settled
-        if not was_settled:
-            await record.done.wait()
-        if record.error is not None:
-            if was_settled and record.error.code == "turn_expired":
-                check_not_over(self.state, expired)
-            raise record.error
-        assert record.answer is not None
-        return record.answer
+        if record.error is not None and record.error.code == "turn_expired":
+            check_not_over(self.state, expired)
+        return await record.result()
 
     async def _act(self, record: TurnRecord, message: Message) -> None:
         if self._hook is not None and not self._hook.done():

@@ -40,3 +40,11 @@ class TurnRecord:
     def same_as(self, body: bytes) -> bool:
         """True if `body` carries the same message, compared as parsed JSON."""
         return body == self._body or codec.same(codec.loads(body)["message"], codec.loads(self._body)["message"])
+
+    async def result(self) -> bytes:
+        """Waits until the turn has ended; the caller's deadline is the task's clocks. Raises its error."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None
+        return self.answer
