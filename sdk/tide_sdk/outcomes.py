@@ -97,6 +97,9 @@ def classify(error: BaseException) -> OutcomeName:
     if isinstance(error, TideError):
         if error.code == "expired":
             return _BY_CLOCK.get(str(error.extra.get("clock")), "truncated")
+        shown = error.extra.get("outcome")
+        if error.code == "ended" and isinstance(shown, Mapping) and shown.get("kind") == "failed":
+            return "environment_failed"
         return _BY_CODE.get(error.code, "infrastructure")
     if isinstance(error, ContextOverflow):
         return "context_overflow"

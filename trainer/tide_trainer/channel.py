@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from tide_trainer.channel_end import HELLO, Channel, Handler
-from tide_trainer.channel_errors import ChannelClosed, ChannelError, ChannelFull, ChannelTimeout, PeerError
+from tide_trainer.channel_errors import (
+    ChannelClosed,
+    ChannelError,
+    ChannelFull,
+    ChannelTimeout,
+    FrameTooLarge,
+    PeerError,
+)
 
 __all__ = [
     "Channel",
@@ -24,6 +31,7 @@ __all__ = [
     "ChannelFull",
     "ChannelServer",
     "ChannelTimeout",
+    "FrameTooLarge",
     "Handler",
     "PeerError",
     "connect_channel",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tide_sdk import codec
-from tide_trainer.channel_errors import ChannelClosed, ChannelFull, ChannelTimeout, PeerError
+from tide_trainer.channel_errors import ChannelClosed, ChannelFull, ChannelTimeout, FrameTooLarge, PeerError
 
 _LOG = logging.getLogger(__name__)
 EVENT, REQUEST, REPLY, ERROR, HELLO = range(5)
@@ -86,6 +86,7 @@ class Channel(asyncio.Protocol):
         Raises:
             ChannelClosed: the channel is closed.
             ChannelFull: the peer does not read; nothing was sent.
+            FrameTooLarge: the payload is larger than a frame may be; nothing was sent.
             codec.CodecError: the payload is not plain JSON data.
         """
         self._send(EVENT, 0, name, payload)
@@ -198,7 +199,6 @@ class Channel(asyncio.Protocol):
             _LOG.info("event %r from %s refused: %s", name, self.peer, error)
         except Exception as error:  # noqa: BLE001 - the boundary: one bad event must not take down the channel of all tasks
             self.num_handler_errors += 1
-            self._handlers.setdefault(name, _drop)  # an unknown event is told once
             _LOG.error("the handler of event %r from %s failed", name, self.peer, exc_info=error)
 
     def _request(self, number: int, name: str, payload: Any) -> None:
@@ -232,7 +232,7 @@ class Channel(asyncio.Protocol):
         try:
             if not self.closed:
                 self._send(REPLY, number, "", result)
-        except codec.CodecError as error:
+        except (codec.CodecError, FrameTooLarge) as error:
             self._answer_error(number, name, error)
 
     def _answer_error(self, number: int, name: str, error: BaseException) -> None:
@@ -247,6 +247,8 @@ class Channel(asyncio.Protocol):
         if self._closed.done():
             raise ChannelClosed(self._closed.result())
         frame = codec.dumps((kind, number, name, payload))
+        if len(frame) > self._max_frame_bytes:
+            raise FrameTooLarge(f"{name or 'a reply'} has {len(frame)} bytes; {self._max_frame_bytes} are allowed")
         waiting = self._num_out_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
         if waiting and waiting + len(frame) > self._max_buffered_bytes:
             raise ChannelFull(f"{waiting} bytes to {self.peer or 'the peer'} wait already")

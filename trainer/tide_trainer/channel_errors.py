@@ -15,6 +15,10 @@ class ChannelFull(ChannelError):
     """The peer does not read: `max_buffered_bytes` wait already."""
 
 
+class FrameTooLarge(ChannelError):
+    """The message is larger than the peer takes; nothing was sent, the channel goes on."""
+
+
 class ChannelTimeout(ChannelError):
     """A request was not answered within its deadline; the peer may have acted."""
 

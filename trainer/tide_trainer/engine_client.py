@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tide_sdk import codec, http
 from tide_trainer import types
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 
 _ABORT_TIMEOUT_S = 2.0
+_ReadT = TypeVar("_ReadT")
 _REASONS = frozenset({"invalid", "unauthorized", "duplicate", "busy", "updating", "no_weights", "not_newer"})
 
 
@@ -117,28 +118,32 @@ class EngineClient:
         """
         payload = {"version": update.version, "path": update.path, "checksums": dict(update.checksums)}
         answer = await self._call("POST", "/tide/weights", payload, timeout_s)
-        return int(answer["num_tensors"])
+        return _read(lambda: int(answer["num_tensors"]), self.url)
 
     async def stats(self, *, timeout_s: float | None = None) -> types.EngineStats:
         """The engine's live numbers. Raises EngineFailed."""
         answer = await self._call("GET", "/tide/stats", None, timeout_s)
         names = types.EngineStats.__dataclass_fields__
-        return types.EngineStats(**{name: int(answer[name]) for name in names})
+        return _read(lambda: types.EngineStats(**{name: int(answer[name]) for name in names}), self.url)
 
     async def request_stats(self, *, timeout_s: float | None = None) -> dict[str, tuple[int, int]]:
         """Per request in the engine: request id -> (computed tokens, KV blocks held). Raises EngineFailed."""
         answer = await self._call("GET", "/tide/stats?requests=1", None, timeout_s)
-        return {name: (int(tokens), int(blocks)) for name, (tokens, blocks) in answer["requests"].items()}
+        return _read(
+            lambda: {name: (int(tokens), int(blocks)) for name, (tokens, blocks) in answer["requests"].items()},
+            self.url,
+        )
 
     async def health(self, *, timeout_s: float | None = None) -> EngineHealth:
         """Whether and what the engine serves. Raises EngineFailed if it does not answer."""
         answer = await self._call("GET", "/health", None, timeout_s)
-        return EngineHealth(**{name: answer[name] for name in EngineHealth.__dataclass_fields__ if name in answer})
+        names = EngineHealth.__dataclass_fields__
+        return _read(lambda: EngineHealth(**{name: answer[name] for name in names if name in answer}), self.url)
 
     async def abort(self, request_ids: Sequence[str], *, timeout_s: float | None = None) -> int:
         """Ends calls in flight (they answer with finish reason `abort`); unknown ids are ignored; the number ended."""
         answer = await self._call("POST", "/tide/abort", {"request_ids": list(request_ids)}, timeout_s)
-        return int(answer["num_aborted"])
+        return _read(lambda: int(answer["num_aborted"]), self.url)
 
     async def aclose(self) -> None:
         """Closes all connections; calls in flight fail. Safe to repeat."""
@@ -194,12 +199,26 @@ class EngineClient:
 def _completion(body: bytes, url: str) -> types.Completion:
     try:
         answer = codec.loads(body)
-        return types.Completion(
-            token_ids=tuple(answer["token_ids"]),
-            logprobs=tuple(answer["logprobs"]),
-            cached_tokens=answer["cached_tokens"],
-            finish_reason=answer["finish_reason"],
-            version=answer["version"],
-        )
-    except (codec.CodecError, KeyError, TypeError) as error:
+    except codec.CodecError as error:
         raise EngineFailed(f"engine {url} answered a generation with nonsense: {error}") from error
+    return _read(lambda: _checked(answer), url)
+
+
+def _checked(answer: Any) -> types.Completion:
+    token_ids, logprobs = tuple(answer["token_ids"]), tuple(answer["logprobs"])
+    # `set(map(type, ...))` checks the types at C speed: this is on the way of every turn.
+    if set(map(type, token_ids)) - {int} or set(map(type, logprobs)) - {float, int}:
+        raise ValueError("token_ids must be whole numbers, logprobs numbers")
+    if len(token_ids) != len(logprobs) or (token_ids and min(token_ids) < 0):
+        raise ValueError(f"{len(token_ids)} ids and {len(logprobs)} log-probs, or a negative id")
+    return types.Completion(
+        token_ids, logprobs, int(answer["cached_tokens"]), str(answer["finish_reason"]), int(answer["version"])
+    )
+
+
+def _read(read: Callable[[], _ReadT], url: str) -> _ReadT:
+    """What `read` makes of an answer. Raises EngineFailed if the answer does not have the form."""
+    try:
+        return read()
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise EngineFailed(f"engine {url} answered with nonsense: {type(error).__name__}: {error}") from error

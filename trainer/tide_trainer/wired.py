@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.backends.engine_process import EngineProcess
 from tide_trainer.cluster.local import ChildProcess, LocalProcesses
-from tide_trainer.errors import EngineFailed, RunFailed
+from tide_trainer.errors import RunFailed, TrainerError
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
@@ -82,11 +82,10 @@ class Wired:
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
         )
         self._loop: TrainLoop | None = None
-        self._watching = [
-            asyncio.create_task(self._watch_child(child), name=f"watch {child.name}")
-            for child in processes.children
-            if part_of(child.name) in NEEDED
-        ]
+        self._watching: list[asyncio.Task[None]] = []
+        for child in processes.children:
+            if part_of(child.name) in NEEDED:
+                self._keep_watching(self._watch_child(child), child.name)
 
     @property
     def parity_max_abs(self) -> float | None:
@@ -137,8 +136,19 @@ class Wired:
             engine = self._engines[info.rank]
             await self._router.add_rank(info.rank, info.url, engine.token)
             self._shell.add_rank(info)
-            self._watching.append(asyncio.create_task(self._watch(engine), name=f"watch {info.rank}"))
+            self._keep_watching(self._watch(engine), str(info.rank))
         await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
+
+    def _keep_watching(self, watch: Coroutine[Any, Any, None], name: str) -> None:
+        """Runs a watch beside the run; one that breaks ends the run, for nobody would look any more."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._shell.fail(RunFailed(f"the watch over {name} failed: {error!r}"))
+
+        task = asyncio.create_task(watch, name=f"watch {name}")
+        task.add_done_callback(ended)
+        self._watching.append(task)
 
     async def _watch_child(self, child: ChildProcess) -> None:
         """The run fails when a process ends that nothing can replace."""
@@ -167,7 +177,7 @@ class Wired:
                     return dead.result()
                 try:
                     await engine.stats()
-                except EngineFailed as error:
+                except TrainerError as error:
                     if not dead.done():
                         return f"rollout rank {engine.rank} does not answer its probe: {error}"
         finally:

@@ -22,7 +22,7 @@ from typing import Any
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.channel import Channel, ChannelServer, serve_channel
-from tide_trainer.cluster.local import LocalProcesses
+from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import ProcessFailed, TrainerError
 from tide_trainer.factory import make_backend, make_engine
 from tide_trainer.loop.evaluation import Evaluation
@@ -145,8 +145,13 @@ async def _model_folder(settings: TrainerSettings, directory: RunDirectory, proc
     child = await processes.spawn(
         "make-model", [sys.executable, "-m", "tide_trainer.backends.make_model", "--settings", str(wanted)]
     )
-    async with asyncio.timeout(_READY_S * 2):
-        code = await child.wait_dead()
+    try:
+        async with asyncio.timeout(_READY_S * 2):
+            code = await child.wait_dead()
+    except TimeoutError as error:
+        raise ProcessFailed(
+            f"the tiny model was not made in {_READY_S * 2:g} s; the end of its log:\n{child.tail()}"
+        ) from error
     if code:
         raise ProcessFailed(f"the tiny model could not be made; the end of its log:\n{child.tail()}")
     wanted.unlink()
@@ -216,8 +221,7 @@ class _Boot:
         argv = [sys.executable, "-m", "tide_trainer.router", "--control", str(self._server.path)]
         argv += ["--model-dir", str(self._model)]
         child = await self._processes.spawn("router", argv, announce=True, ready_timeout_s=_READY_S)
-        async with asyncio.timeout(_READY_S):
-            return RouterPort(await joined, child.url)
+        return RouterPort(await self._joined("router", joined, child), child.url)
 
     async def workers(self, name: str, entry: str, num: int) -> WorkerPool:
         """Agent worker processes for one agent."""
@@ -227,11 +231,18 @@ class _Boot:
             joined = self._peers.expect(f"{name}-{index}")
             argv = [sys.executable, "-m", "tide_trainer.loop.agent_worker", "--control", str(self._server.path)]
             argv += ["--name", f"{name}-{index}", "--agent", entry, "--gateway", url]
+            argv += ["--max-tasks", str(self._settings.agent.max_tasks_per_worker)]
             child = await self._processes.spawn(f"{name}-{index}", argv)
-            dead = asyncio.ensure_future(child.wait_dead())
-            await asyncio.wait((joined, dead), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
-            if not joined.done():
-                raise ProcessFailed(f"agent worker {name}-{index} did not connect; the end of its log:\n{child.tail()}")
-            dead.cancel()
-            channels.append(joined.result())
+            channels.append(await self._joined(f"agent worker {name}-{index}", joined, child))
         return WorkerPool(channels, "policy")
+
+    async def _joined(self, name: str, joined: asyncio.Future[Channel], child: ChildProcess) -> Channel:
+        """The channel that a process opens, unless it dies or is late."""
+        dead = asyncio.ensure_future(child.wait_dead())
+        try:
+            await asyncio.wait((joined, dead), timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            dead.cancel()
+        if not joined.done():
+            raise ProcessFailed(f"{name} did not connect; the end of its log:\n{child.tail()}")
+        return joined.result()

@@ -30,12 +30,19 @@ AGENTS = textwrap.dedent("""
             raise ValueError("the agent is wrong")
         if how == "exit":
             raise SystemExit(3)
+        if how == "cancelled":
+            raise asyncio.CancelledError
+        if how == "base":
+            raise BaseException("odd")
         if how == "block":
             time.sleep(1.6)
         if how == "hang":
             time.sleep(600)
         if how == "odd":
             ctx.messages.append({"role": "user", "content": {1, 2}})
+            return 0.5
+        if how == "large":
+            ctx.messages.append({"role": "user", "content": "x" * 70_000_000})
             return 0.5
         if how == "wait":
             await asyncio.sleep(600)
@@ -176,6 +183,27 @@ async def test_bad_agents_are_data_and_harm_no_other(main):
     assert accounts["bad order"]["outcome"] == "infrastructure"
     assert "no_such_field" in accounts["bad order"]["error"]
     assert len(main.world.ended) == 4
+
+
+@pytest.mark.parametrize(("how", "name"), [("cancelled", "CancelledError"), ("base", "BaseException: odd")])
+async def test_an_agent_that_raises_what_is_no_exception_is_still_reported(how, name, main):
+    await main.start()
+    main.run(how, how)
+    account = await main.next_done()
+    assert (account["outcome"], account["reward"]) == ("agent_error", None)
+    assert name in account["error"]
+    assert len(main.world.ended) == 1
+
+
+async def test_messages_larger_than_the_channel_takes_are_left_out_and_harm_no_other(main):
+    await main.start()
+    main.run("large", "large")
+    main.run("wait", "wait")
+    account = await main.next_done()
+    assert (account["session"], account["messages"], account["reward"]) == ("large", [], 0.5)
+    assert "left out" in account["error"]
+    main.run("next")
+    assert (await main.next_done())["session"] == "next"
 
 
 async def test_a_blocking_agent_is_seen_as_lag(main):

@@ -15,6 +15,7 @@ from tide_trainer.channel import (
     ChannelClosed,
     ChannelFull,
     ChannelTimeout,
+    FrameTooLarge,
     PeerError,
     connect_channel,
     serve_channel,
@@ -74,6 +75,17 @@ async def test_large_and_odd_payloads_survive(pair):
     pair.server_end.handle("echo", lambda x: x)
     payload = {"text": "line\nbreak \u2028 \0 ☃ " * 200_000, "none": None, "list": [1.5, -1, True]}
     assert await pair.client_end.request("echo", payload, timeout_s=20) == payload
+
+
+async def test_a_message_larger_than_a_frame_is_refused_and_the_channel_goes_on(pair):
+    large = "x" * (64 * 1024 * 1024)
+    pair.server_end.handle("double", lambda x: x * 2)
+    pair.server_end.handle("large", lambda _: large)
+    with pytest.raises(FrameTooLarge, match="are allowed"):
+        pair.client_end.notify("event", large)
+    with pytest.raises(PeerError, match="FrameTooLarge"):
+        await pair.client_end.request("large", timeout_s=20)
+    assert await pair.client_end.request("double", 21, timeout_s=5) == 42
 
 
 async def test_one_write_carries_the_events_of_a_tick(pair, monkeypatch):

@@ -78,6 +78,7 @@ def test_a_broken_agent_ends_the_run_with_its_error(project):
     code, out = project.run("--set", "agent.entry=toy_environment:broken")
     assert code == 1
     assert "agent_error" in out
+    assert "a bug in the agent" in project.last("end")["reason"]
     assert project.last("end")["status"] == "failed"
     assert (project.folder / "runs" / "toy" / "report.html").is_file()
     assert project.left_over() == []

@@ -221,6 +221,47 @@ async def test_a_sync_waits_for_granted_calls_however_they_end(world, prompt):
     await finish(world, second)
 
 
+async def test_a_sync_waits_for_a_call_whose_task_is_being_resumed(world, prompt):
+    world = world()
+    session = await begin(world, prompt)
+    world.shell.close_gate()
+    call(world, session, "a")
+    await settle()
+    answered = asyncio.Event()
+
+    async def resume(task_id, epoch):
+        await answered.wait()
+
+    world.shell._control._gateway.resume = resume
+    world.shell.open_gate(1)
+    await settle()
+    world.shell.close_gate()
+    drained = asyncio.create_task(world.shell.drained())
+    await settle()
+    assert not drained.done(), "its grant would go out in the middle of the sync"
+    answered.set()
+    await settle()
+    assert world.log[-1] == "grant a at 1"
+    assert world.shell.busy_ranks() == {RANK}
+    turn(world, session, "a")
+    await asyncio.wait_for(drained, 2)
+    await finish(world, session)
+
+
+async def test_a_call_that_is_over_before_its_task_is_resumed_keeps_no_sync_waiting(world, prompt):
+    world = world()
+    session = await begin(world, prompt)
+    world.shell.close_gate()
+    call(world, session, "a")
+    await settle()
+    world.shell.open_gate(1)
+    world.router.events["call_cancelled"]({"session": session, "call": "a"})
+    await settle()
+    await asyncio.wait_for(world.shell.drained(), 2)
+    assert "grant a at 1" not in world.log
+    await finish(world, session)
+
+
 async def test_a_call_whose_rank_died_is_asked_again_and_granted_on_another(world, prompt):
     world = world()
     world.shell.add_rank(EngineInfo(RankId("rollout", 1), "http://engine", 200, 1, 100))

@@ -58,6 +58,9 @@ class Gate:
         await self.empty.wait()
         self.log.append("drained")
 
+    def busy_ranks(self):
+        return frozenset()
+
     def open_gate(self, version):
         self.log.append(f"open {version}")
 

@@ -137,8 +137,18 @@ async def test_a_call_that_the_engine_finds_invalid_is_not_repeated(router, user
     assert router.names() == ["call", "call_failed"]
 
 
+@pytest.mark.parametrize("ids", [(), (9,)])
+async def test_a_completion_that_cannot_be_captured_is_the_engine_s_failure_and_asked_again(ids, router, user):
+    answers = [types.Completion(ids, (-1.0,) * (1 - len(ids)), 0, "stop"), [router.renderer.stop_token_ids[0]]]
+    router.engine(lambda _: answers.pop(0))
+    router.open()
+    status, _ = await router.chat([user("you")])
+    assert status == 200
+    assert router.names() == ["call", "call_failed", "call", "turn"]
+
+
 async def test_an_unexpected_error_is_a_500_and_ends_the_call(router, user):
-    router.engine(lambda _: types.Completion((9,), (), 0, "stop"))
+    router.engine(lambda _: 1 // 0)
     router.open()
     status, answer = await router.chat([user("you")])
     assert (status, answer["error"]["code"]) == (500, "internal")

@@ -39,7 +39,7 @@ from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import TaskResult, TaskSpec
 from tide_sdk.runner import run_task
 from tide_sdk.wire import StartResponse
-from tide_trainer.channel import Channel, Handler, connect_channel
+from tide_trainer.channel import Channel, FrameTooLarge, Handler, connect_channel
 from tide_trainer.loop_lag import BlockedLoop, LoopLag
 from tide_trainer.settings import gateway_token
 
@@ -147,9 +147,15 @@ class AgentWorker:
             seen.context = ctx
             try:
                 return await self._agent(ctx)
-            except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in a task these end the whole process, and with it everyone's tasks.
-                raise RuntimeError(f"the agent raised {type(error).__name__}") from error
+            except Exception:
+                raise
+            except BaseException as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # aborted, or its deadline passed
+                # SystemExit would end the whole process, and with it everyone's tasks; a CancelledError that nobody
+                # asked for would end this task without a word.
+                raise RuntimeError(f"the agent raised {type(error).__name__}: {error}") from error
 
         return Agent(self._agent.name, play)
 
@@ -191,8 +197,8 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
     }
     try:
         channel.notify("done", account)
-    except codec.CodecError as error:
-        # The agent put something into its messages or metrics that is not JSON: its result still counts.
+    except (codec.CodecError, FrameTooLarge) as error:
+        # The agent put something into its messages or metrics that is not JSON, or too much: its result still counts.
         note = f"messages and metrics are left out: {error}"
         told = f"{result.error}; {note}" if result.error else note
         channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})

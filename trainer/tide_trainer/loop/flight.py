@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 
+from tide_trainer.types import RankId
+
 
 class CallsInFlight:
-    """A set of calls with an event for its emptiness."""
+    """Calls with the rank that each was granted, and an event for their emptiness."""
 
     def __init__(self) -> None:
-        self._calls: set[str] = set()
+        self._calls: dict[str, RankId | None] = {}
         self._none = asyncio.Event()
         self._none.set()
 
-    def begin(self, call: str) -> None:
-        """A call was granted."""
-        self._calls.add(call)
+    def begin(self, call: str, rank: RankId | None) -> None:
+        """A call was granted a rank; None: its grant follows, once its task is resumed."""
+        self._calls[call] = rank
         self._none.clear()
 
     def end(self, call: str) -> None:
         """A call has ended, in whatever way; one that was never granted is ignored."""
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         if not self._calls:
             self._none.set()
+
+    def ranks(self) -> frozenset[RankId]:
+        """The ranks that calls in flight were granted."""
+        return frozenset(rank for rank in self._calls.values() if rank is not None)
 
     async def drained(self) -> None:
         """Returns when no call is in flight; the caller sets the deadline."""

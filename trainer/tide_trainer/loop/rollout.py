@@ -161,14 +161,15 @@ class Rollout:
         self._fill()
 
     async def _drop(self, uid: str, trajectories: list[Trajectory]) -> None:
-        outcomes = sorted({trajectory.outcome for trajectory in trajectories if trajectory.reward is None})
-        reason = f"too few rewarded siblings ({', '.join(outcomes)})"
-        _LOG.warning("group %s dropped: %s", uid, reason)
+        failed = [trajectory for trajectory in trajectories if trajectory.reward is None]
+        reason = f"too few rewarded siblings ({', '.join(sorted({trajectory.outcome for trajectory in failed}))})"
+        told = next((str(t.metrics["error"]) for t in failed if "error" in t.metrics), "no error was told")
+        _LOG.warning("group %s dropped: %s: %s", uid, reason, told)
         await self._repository.drop_group(uid, reason)
         self._buffers.delete(uid)
         self._dropped_in_a_row += 1
         if self._dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
-            raise RunFailed(f"{self._dropped_in_a_row} groups in a row were dropped, the last one: {reason}")
+            raise RunFailed(f"{self._dropped_in_a_row} groups in a row were dropped, the last one: {reason}: {told}")
         self._fill()
 
     async def _member(self, uid: str, prompt: Prompt, member: int) -> Trajectory:

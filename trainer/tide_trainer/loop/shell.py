@@ -130,6 +130,10 @@ class SchedulerShell:
         """Returns when no granted call is in flight."""
         await self._in_flight.drained()
 
+    def busy_ranks(self) -> frozenset[RankId]:
+        """The ranks that have a call in flight."""
+        return self._in_flight.ranks()
+
     def open_gate(self, version: int) -> None:
         """Grants again; the ranks serve `version`."""
         self.version = version
@@ -191,19 +195,21 @@ class SchedulerShell:
             case Admit():
                 task.playing = self._spawn(self._play(task))
             case Grant(rank=rank):
-                self._grant(task, rank)
+                self._grant(task, task.call, rank)
             case Pause():
                 self._spawn(self._control.pause(task))
             case Resume(rank=rank):
-                self._spawn(self._resume(task, rank))
+                if task.call is not None:
+                    self._in_flight.begin(task.call, None)  # or a sync would begin between the resume and the grant
+                self._spawn(self._resume(task, task.call, rank))
             case Refuse(reason=reason):
                 self._refuse(task, reason)
 
-    def _grant(self, task: ShellTask, rank: RankId) -> None:
-        if task.call is None:
+    def _grant(self, task: ShellTask, call: str | None, rank: RankId) -> None:
+        if call is None or task.call != call:
             return
-        call, task.call = task.call, None
-        self._in_flight.begin(call)
+        task.call = None
+        self._in_flight.begin(call, rank)
         self._router.grant(call, rank, self.version)
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
@@ -229,9 +235,9 @@ class SchedulerShell:
         if not task.result.done():
             task.result.set_result(to_trajectory(task, captured, done))
 
-    async def _resume(self, task: ShellTask, rank: RankId) -> None:
+    async def _resume(self, task: ShellTask, call: str | None, rank: RankId) -> None:
         await self._control.resume(task)
-        self._grant(task, rank)
+        self._grant(task, call, rank)
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
         task = self._tasks.get(event["session"])

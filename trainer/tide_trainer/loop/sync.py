@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tide_trainer.errors import RunFailed, TrainerError
+from tide_trainer.errors import EngineFailed, EngineRefused, RunFailed, TrainerError, WeightsDiffer
 from tide_trainer.loop.parity import parity, parity_prompts
 from tide_trainer.protocols import RolloutEngine, TrainingBackend
 from tide_trainer.settings import RolloutSettings
@@ -31,6 +31,10 @@ class Gate(Protocol):
 
     async def drained(self) -> None:
         """Returns when no granted call is in flight."""
+        ...
+
+    def busy_ranks(self) -> frozenset[RankId]:
+        """The ranks that have a call in flight."""
         ...
 
     def open_gate(self, version: int) -> None:
@@ -93,17 +97,35 @@ class WeightSync:
         update = await self._backend.publish(version)
         started_s = self._now()
         self._gate.close_gate()
-        try:
-            async with asyncio.timeout(self._settings.sync_timeout_s):
-                await self._gate.drained()
-        except TimeoutError as error:
-            raise RunFailed(
-                f"calls in flight did not finish in {self._settings.sync_timeout_s:g} s before a sync"
-            ) from error
+        await self._drain()
         await self._update(update)
-        difference = await self._parity()
+        difference = await self._parity(version)
         self._gate.open_gate(version)
         return SyncReport(version, self._now() - started_s, difference)
+
+    async def _drain(self) -> None:
+        """Waits for the calls in flight; ranks that do not finish theirs are quarantined, and the calls held again."""
+        limit_s = self._settings.sync_timeout_s
+        late = f"calls in flight did not finish in {limit_s:g} s before a sync"
+        for last in (False, True):
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._gate.drained()
+                return
+            except TimeoutError as error:
+                ranks = self._gate.busy_ranks()
+                if last or not ranks:
+                    raise RunFailed(late) from error
+            for rank in ranks:
+                self._quarantine(rank, late)
+            self._check_minimum(late)
+
+    def _check_minimum(self, when: str) -> None:
+        if len(self._engines) < self._settings.min_ranks:
+            raise RunFailed(
+                f"{when}: {len(self._engines)} rollout ranks are left, "
+                f"below rollout.min_ranks = {self._settings.min_ranks}; see the engines' logs"
+            )
 
     async def _update(self, update: WeightUpdate) -> None:
         async def one(rank: RankId, engine: RolloutEngine) -> None:
@@ -117,17 +139,18 @@ class WeightSync:
                 self._quarantine(rank, f"reports version {receipt.version} after an update to {update.version}")
 
         await asyncio.gather(*(one(rank, engine) for rank, engine in list(self._engines.items())))
-        if len(self._engines) < self._settings.min_ranks:
-            raise RunFailed(
-                f"{len(self._engines)} rollout ranks are left after the sync to version {update.version}, "
-                f"below rollout.min_ranks = {self._settings.min_ranks}; see the engines' logs"
-            )
+        self._check_minimum(f"after the update to version {update.version}")
 
-    async def _parity(self) -> float:
+    async def _parity(self, version: int) -> float:
         largest = 0.0
-        for engine in self._engines.values():
-            found = await parity(engine, self._backend, self._prompts, self._settings.max_context_tokens)
+        for rank, engine in list(self._engines.items()):
+            try:
+                found = await parity(engine, self._backend, self._prompts, self._settings.max_context_tokens)
+            except (EngineFailed, EngineRefused, WeightsDiffer) as error:
+                self._quarantine(rank, f"does not sample at version {version}: {error}")
+                continue
             largest = max(largest, found)
+        self._check_minimum(f"after the update to version {version}")
         self.parity_max_abs = max(self.parity_max_abs or 0.0, largest)
         if not largest <= self._settings.parity_tolerance:
             raise RunFailed(

@@ -165,7 +165,11 @@ class Calls:
                 self.num_running -= 1
             if completion.finish_reason == "abort":
                 raise EngineFailed("the engine aborted the call")
-            return read_reply(self._renderer, completion, stop), completion, grant, time.perf_counter() - started_s
+            try:
+                reply = read_reply(self._renderer, completion, stop)
+            except ValueError as error:
+                raise EngineFailed(str(error)) from error
+            return reply, completion, grant, time.perf_counter() - started_s
         except asyncio.CancelledError:
             self._notify("call_cancelled", about | {"rank": grant and grant.rank})
             raise
