@@ -9,7 +9,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from tide_sdk.migrations import DatabaseTooNew, check_revision, migrate
 from tide_trainer.errors import ConfigurationError
 
-_ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+_DRIVER = "sqlite+aiosqlite"
 
 
 def migrate_database(url: str) -> list[str]:
@@ -40,9 +40,7 @@ def check_database(url: str) -> None:
 
 def async_url(url: str) -> str:
     """The same database with the driver of the async engine."""
-    parsed = _parse(url)
-    backend = parsed.get_backend_name()
-    return parsed.set(drivername=_ASYNC_DRIVERS[backend]).render_as_string(hide_password=False)
+    return _parse(url).set(drivername=_DRIVER).render_as_string(hide_password=False)
 
 
 def _parse(url: str) -> URL:
@@ -50,6 +48,6 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError as error:
         raise ConfigurationError("run.database_url", f"is no SQLAlchemy URL: {error}") from error
-    if parsed.get_backend_name() not in _ASYNC_DRIVERS:
-        raise ConfigurationError("run.database_url", "names neither sqlite nor postgresql")
+    if parsed.get_backend_name() != "sqlite":
+        raise ConfigurationError("run.database_url", "names no sqlite file, for example sqlite:///trainer.sqlite3")
     return parsed
