@@ -61,6 +61,16 @@ def config(tmp_path, monkeypatch):
         ("tasks.environment=babyia", "tasks.environment", "babyai"),
         ("run.database_url=mysql://x/y", "run.database_url", "sqlite"),
         ("run.database_url=sqlite:////no/such/folder/x.db", "run.database_url", "cannot be opened"),
+        ("train.learning_rate=inf", "train.learning_rate", "finite"),
+        ("agent.task_timeout_s=inf", "agent.task_timeout_s", "finite"),
+        ("run.max_time_s=nan", "run.max_time_s", "finite"),
+        ("train.betas=[0.9, 1.5]", "train.betas.1", "less than 1"),
+        ("tasks.train_seed=99999999999999999999", "tasks.train_seed", "less than"),
+        ("run.seed=99999999999999999999", "run.seed", "less than"),
+        ("gateway.url=http://127.0.0.1:1", "gateway.url", "no gateway that answers"),
+        ("gateway.url=nonsense", "gateway.url", "no gateway that answers"),
+        ('run.directory="a?b"', "run.directory", "choose another folder"),
+        ('run.directory="a\\u0000b"', "run.directory", "choose another folder"),
         ("nonsense", "--set nonsense", "section.key=value"),
         ("run.name.first=1", "run.name", ""),
     ],
@@ -139,3 +149,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"run\.directory"):
         new_run_directory(RunSettings(directory=str(tmp_path / "file" / "runs"), name="a"))
+
+
+def test_a_model_folder_without_a_tokenizer_is_named_before_anything_starts(config, capsys):
+    (config.parent / "model").mkdir()
+    (config.parent / "model" / "config.json").write_text("{}")
+    assert cli.main(["run", str(config), "--set", "model.path=model"]) == 2
+    assert "model.path" in capsys.readouterr().err
+    assert not (config.parent / "runs").exists()

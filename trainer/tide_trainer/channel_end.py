@@ -113,14 +113,6 @@ class Channel(asyncio.Protocol):
         finally:
             self._pending.pop(number, None)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait until the socket takes more. Raises ChannelTimeout if the peer does not read for `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._writable.wait()
-        except TimeoutError:
-            raise ChannelTimeout(f"{self.peer or 'the peer'} did not read for {timeout_s:g} s") from None
-
     def close(self, reason: str = "closed by this side") -> None:
         """Send what is buffered and close; requests in flight fail with ChannelClosed. Idempotent."""
         self._flush()

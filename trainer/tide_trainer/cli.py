@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the run takes both signals itself
         return arguments.command(arguments)
     except ConfigurationError as error:
         print(f"tide-train: {error}", file=sys.stderr)
@@ -91,11 +92,21 @@ def _start(arguments: argparse.Namespace, *, only_warm_start: bool) -> int:
 
 
 async def _until_signal(running: object) -> int:
-    """Runs the coroutine; the first SIGINT or SIGTERM cancels it, and it ends in order."""
+    """Runs the coroutine; the first SIGINT or SIGTERM cancels it, and it ends in order, whatever follows."""
     task = asyncio.ensure_future(running)  # type: ignore[arg-type]
     loop = asyncio.get_running_loop()
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if stopping:
+            print("tide-train: is stopping already; its prompts and processes are being accounted for", file=sys.stderr)
+            return
+        stopping = True
+        task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         return await task
     except asyncio.CancelledError:

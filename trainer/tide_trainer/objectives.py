@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 class AdvantageSettings(BaseModel):
     """How the rewards of a group become advantages."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["grpo", "dr_grpo", "rloo", "maxrl"] = Field(
         default="grpo",
@@ -43,7 +43,7 @@ class AdvantageSettings(BaseModel):
 class LossSettings(BaseModel):
     """The policy loss of one token, its off-policy weight, its penalties, and how tokens are summed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     policy: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
         default="ppo",

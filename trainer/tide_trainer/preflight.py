@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.metadata
 import os
@@ -11,11 +12,16 @@ import sys
 from pathlib import Path
 
 from tide_sdk.agents import load_agent
+from tide_sdk.client import GatewayClient
+from tide_sdk.errors import TideError
+from tide_sdk.http import TransportError
 from tide_trainer.errors import ConfigurationError
 from tide_trainer.persistence.migrate import check_database
-from tide_trainer.settings import TrainerSettings
+from tide_trainer.router.renderer import Renderer
+from tide_trainer.settings import TrainerSettings, gateway_token
 
 _GATEWAY_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 15.0
 
 
 def check(settings: TrainerSettings) -> None:
@@ -29,7 +35,9 @@ def check(settings: TrainerSettings) -> None:
         _check_agent("warm_start.demonstrator", settings.warm_start.demonstrator)
     if settings.run.database_url:
         check_database(settings.run.database_url)
-    if not settings.gateway.url:
+    if settings.gateway.url:
+        asyncio.run(_check_gateway_url(settings))
+    else:
         _check_gateway(settings)
 
 
@@ -48,6 +56,7 @@ def _check_model(settings: TrainerSettings) -> None:
         folder = Path(settings.model.path)
         if not (folder / "config.json").is_file():
             raise ConfigurationError("model.path", f"{folder} has no config.json; give a Hugging Face model folder")
+        Renderer(folder)
     else:
         _check_entry("model.words", settings.model.words)
 
@@ -70,6 +79,23 @@ def _check_entry(field: str, entry: str) -> None:
         raise ConfigurationError(field, f"module {module!r} cannot be imported: {error!r}") from error
     if not callable(found):
         raise ConfigurationError(field, f"module {module!r} has no function {name!r}")
+
+
+async def _check_gateway_url(settings: TrainerSettings) -> None:
+    url = settings.gateway.url
+    try:
+        async with (
+            asyncio.timeout(_ANSWER_TIMEOUT_S),
+            GatewayClient(url, token=gateway_token(), deadline_s=5) as gateway,
+        ):
+            names = [str(one["name"]) for one in await gateway.environments()]
+    except (TideError, TransportError, TimeoutError, ValueError, TypeError, KeyError) as error:
+        fix = f"{url!r} is no gateway that answers ({error or 'too late'}); correct it, or leave it empty to start one"
+        raise ConfigurationError("gateway.url", fix) from error
+    if settings.tasks.environment not in names:
+        raise ConfigurationError(
+            "tasks.environment", f"{settings.tasks.environment!r} is not at {url}, which has {', '.join(names)}"
+        )
 
 
 def _check_gateway(settings: TrainerSettings) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import tomli_w
 from rich.console import Console
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from tide_trainer.errors import TrainerError
+from tide_trainer.errors import ConfigurationError, RunFailed, TrainerError
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.persistence.migrate import async_url, migrate_database
 from tide_trainer.persistence.repository import RunRepository
@@ -27,7 +29,6 @@ from tide_trainer.wired import Wired
 from tide_trainer.wiring import wired
 
 _LOG = logging.getLogger(__name__)
-_CLOSING_S = 12.0
 
 
 async def run(settings: TrainerSettings, *, only_warm_start: bool = False) -> int:
@@ -38,16 +39,38 @@ async def run(settings: TrainerSettings, *, only_warm_start: bool = False) -> in
     """
     directory = new_run_directory(settings.run)
     config = plain(settings)
-    directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
-    _log_to(directory)
+    try:
+        directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
+        _log_to(directory)
+    except OSError as error:
+        raise RunFailed(f"{directory.path}: cannot be written ({error.strerror}); free or fix the folder") from error
     url = settings.run.database_url or directory.database_url("trainer")
     await asyncio.to_thread(migrate_database, url)
     repository = RunRepository(async_url(url), directory.name, directory.payloads)
     try:
-        await repository.open_run(config, time.time())
+        await _open_run(repository, settings, config)
         return await _Run(settings, directory, repository, config).play(only_warm_start=only_warm_start)
     finally:
         await repository.close()
+
+
+async def _open_run(repository: RunRepository, settings: TrainerSettings, config: Mapping[str, Any]) -> None:
+    try:
+        await repository.open_run(config, time.time())
+    except IntegrityError as error:
+        fix = f"already holds a run of the name {repository.run!r}; choose another run.name or another database"
+        raise ConfigurationError("run.database_url" if settings.run.database_url else "run.name", fix) from error
+    except SQLAlchemyError as error:
+        raise RunFailed(f"the trainer's database cannot be written: {error}") from error
+
+
+async def _to_the_end(ending: Coroutine[Any, Any, bool]) -> bool:
+    """Awaits the run's end although a signal comes in the middle of it: there is nothing else left to stop."""
+    task = asyncio.ensure_future(ending)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    return task.result()
 
 
 def plain(settings: TrainerSettings) -> dict[str, Any]:
@@ -93,7 +116,9 @@ class _Run:
             reason = f"unexpected: {error!r}"
             _LOG.exception("the run failed")
         finally:
-            await self._finish(status, reason)
+            ended_well = await _to_the_end(self._finish(status, reason))
+        if not ended_well:
+            code = code or 1
         print(f"{status}: {reason}\nreport: {self._directory.path / 'report.html'}")
         return code
 
@@ -113,16 +138,45 @@ class _Run:
             self._view.update({"event": "progress", **parts.progress()})
             await asyncio.sleep(0.5)
 
-    async def _finish(self, status: str, reason: str) -> None:
-        """Accounts for every prompt and writes the last record and the report."""
-        await self._repository.drop_unfinished("the run ended first")
-        await self._repository.close_run(status, time.time())
+    async def _finish(self, status: str, reason: str) -> bool:
+        """Accounts for every prompt and writes the last record and the report; True if all of it could be written.
+
+        A full disk must not hide why the run ended: each part is tried, and what fails is logged.
+        """
+
+        async def account() -> None:
+            await self._repository.drop_unfinished("the run ended first")
+            await self._repository.close_run(status, time.time())
+
+        async def last_record() -> None:
+            self._record_end(
+                status,
+                reason,
+                account=await self._repository.account(),
+                largest_staleness=await self._repository.largest_staleness(),
+            )
+
+        async def report() -> None:
+            self._log.close()
+            self._directory.samples.write_text(json.dumps(self._samples), encoding="utf-8")
+            await asyncio.to_thread(write_report, self._directory.path)
+
+        ended_well = True
+        for part in (account, last_record, report):
+            try:
+                await part()
+            except (TrainerError, OSError, SQLAlchemyError) as error:
+                _LOG.error("the run's end is not whole: %s", error)
+                ended_well = False
+        return ended_well
+
+    def _record_end(self, status: str, reason: str, *, account: Mapping[str, int], largest_staleness: int) -> None:
         self._record(
             "end",
             status=status,
             reason=reason,
-            account=await self._repository.account(),
-            largest_staleness=await self._repository.largest_staleness(),
+            account=account,
+            largest_staleness=largest_staleness,
             eta=self._settings.algorithm.eta,
             parity_max_abs=self._wired.parity_max_abs if self._wired is not None else None,
             parity_tolerance=self._settings.rollout.parity_tolerance,
@@ -130,9 +184,6 @@ class _Run:
             cpu_s=self._usage.cpu_s if self._usage else {},
             peak_rss_bytes=self._usage.peak_rss_bytes if self._usage else {},
         )
-        self._log.close()
-        self._directory.samples.write_text(json.dumps(self._samples), encoding="utf-8")
-        await asyncio.to_thread(write_report, self._directory.path)
 
     def _record(self, event: str, **fields: Any) -> None:
         self._view.update(self._log.write(event, **fields))

@@ -70,6 +70,9 @@ def new_run_directory(settings: RunSettings) -> RunDirectory:
         ConfigurationError: the folder cannot be made.
     """
     parent = Path(settings.directory).absolute()
+    if "?" in str(parent) or "\0" in str(parent):
+        # In the URL of a SQLite file a question mark ends the path.
+        raise ConfigurationError("run.directory", f"{str(parent)!r} has a '?' or a NUL in it; choose another folder")
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, MAX_RUNS_OF_A_NAME):

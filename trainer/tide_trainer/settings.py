@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,11 +15,13 @@ from tide_trainer.scheduling.settings import CtbSettings
 
 GATEWAY_TOKEN_VARIABLE = "TIDE_GATEWAY_TOKEN"  # noqa: S105 - the variable's name, not a token
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Settings(BaseModel):
-    """Base of all sections: frozen, unknown keys refused."""
+    """Base of all sections: frozen; unknown keys, infinities and NaN refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunSettings(Settings):
@@ -29,7 +31,7 @@ class RunSettings(Settings):
         default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="folder name under `directory`"
     )
     directory: str = Field(default="runs", description="where run folders are made")
-    seed: int = Field(default=1, ge=0, description="seed of the model, the data order and the trainer")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="seed of the model, the data order and the trainer")
     max_train_steps: int = Field(
         default=30, ge=1, description="train steps (optimizer updates) after which the run ends"
     )
@@ -73,11 +75,11 @@ class TaskSettings(Settings):
     environment: str = Field(description="the environment's name at the gateway")
     parameters: dict[str, Any] = Field(default_factory=dict, description="task parameters for the environment")
     train_seed: int = Field(
-        default=1_000_000, ge=0, description="first seed of the training split; the run counts up from it"
+        default=1_000_000, ge=0, lt=2**62, description="first seed of the training split; the run counts up from it"
     )
-    eval_seed: int = Field(default=1_000, ge=0, description="first seed of the held-out split")
+    eval_seed: int = Field(default=1_000, ge=0, lt=2**62, description="first seed of the held-out split")
     num_eval: int = Field(default=200, ge=1, description="held-out seeds in an evaluation")
-    warm_start_seed: int = Field(default=500_000, ge=0, description="first seed of the demonstrations")
+    warm_start_seed: int = Field(default=500_000, ge=0, lt=2**62, description="first seed of the demonstrations")
 
     @model_validator(mode="after")
     def _splits_apart(self) -> Self:
@@ -166,7 +168,7 @@ class TrainSettings(Settings):
     final_fraction: float = Field(
         default=1.0, gt=0, le=1, description="share of the learning rate left at the run's last train step, linearly"
     )
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's betas")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="AdamW's betas, each below 1")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
     max_grad_norm: float = Field(default=1.0, ge=0, description="gradient norm clip; 0: no clip")
     micro_batch_tokens: int = Field(default=16_384, ge=1, description="tokens, padding included, of a micro-batch")

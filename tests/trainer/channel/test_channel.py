@@ -182,12 +182,9 @@ async def test_a_peer_that_does_not_read_is_noticed(pair):
     with pytest.raises(ChannelFull):
         await flood(pair.client_end)
     with pytest.raises(ChannelTimeout):
-        await pair.client_end.drain(0.05)
-    with pytest.raises(ChannelTimeout):
         await pair.client_end.request("e", timeout_s=0.05)
     pair.server_end.handle("e", lambda _: None)
     pair.server_end._transport.resume_reading()
-    await pair.client_end.drain(5)
     assert await pair.client_end.request("e", timeout_s=5) is None
 
 

@@ -248,20 +248,6 @@ async def test_a_sync_waits_for_a_call_whose_task_is_being_resumed(world, prompt
     await finish(world, session)
 
 
-async def test_a_call_that_is_over_before_its_task_is_resumed_keeps_no_sync_waiting(world, prompt):
-    world = world()
-    session = await begin(world, prompt)
-    world.shell.close_gate()
-    call(world, session, "a")
-    await settle()
-    world.shell.open_gate(1)
-    world.router.events["call_cancelled"]({"session": session, "call": "a"})
-    await settle()
-    await asyncio.wait_for(world.shell.drained(), 2)
-    assert "grant a at 1" not in world.log
-    await finish(world, session)
-
-
 async def test_a_call_whose_rank_died_is_asked_again_and_granted_on_another(world, prompt):
     world = world()
     world.shell.add_rank(EngineInfo(RankId("rollout", 1), "http://engine", 200, 1, 100))

@@ -110,8 +110,7 @@ class SchedulerShell:
 
     def add_rank(self, info: EngineInfo) -> None:
         """A rollout rank, known to the router already, serves from now on."""
-        budget_tokens = self._settings.scheduler.budget_tokens(info.kv_tokens)
-        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens)
+        self._scheduler.add_rank(info.rank, self._settings.scheduler.budget_tokens(info.kv_tokens), info.block_tokens)
         self._wake()
 
     def quarantine(self, rank: RankId, reason: str) -> None:
@@ -221,15 +220,11 @@ class SchedulerShell:
             task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
 
     async def _play(self, task: ShellTask) -> None:
-        sampling = {
-            "temperature": self._settings.rollout.temperature if task.temperature is None else task.temperature,
-            "max_new_tokens": self._settings.rollout.max_new_tokens,
-        }
+        sampling = task.sampling(self._settings.rollout)
+        spec = task.spec(self._run, self._settings.agent.task_timeout_s)
         await self._router.open(task.session, task.api_key, sampling, self._settings.rollout.max_context_tokens)
         try:
-            done = await self._workers.run(
-                task.session, task.spec(self._run, self._settings.agent.task_timeout_s), task.api_key, self._router.url
-            )
+            done = await self._workers.run(task.session, spec, task.api_key, self._router.url)
         finally:
             captured = await self._router.close(task.session)
         if not task.result.done():

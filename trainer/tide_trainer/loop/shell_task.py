@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer.scheduling.plan import TaskEntry
-from tide_trainer.settings import TrainerSettings
+from tide_trainer.settings import RolloutSettings, TrainerSettings
 from tide_trainer.types import Kind, Prompt, Segment, Trajectory
 
 
@@ -56,6 +56,13 @@ class ShellTask:
             num_siblings=settings.algorithm.group_size if train else 1,
             environment=self.prompt.environment,
         )
+
+    def sampling(self, rollout: RolloutSettings) -> dict[str, Any]:
+        """The defaults of its calls at the router."""
+        return {
+            "temperature": rollout.temperature if self.temperature is None else self.temperature,
+            "max_new_tokens": rollout.max_new_tokens,
+        }
 
     def spec(self, run: str, deadline_s: float) -> dict[str, Any]:
         """What the agent worker starts at the gateway."""

@@ -33,6 +33,11 @@ class RunRepository:
         self._run = run
         self._payloads = payloads
 
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._run
+
     async def open_run(self, config: Mapping[str, Any], now_s: float) -> None:
         """Adds the run's row; a run of the same name in this database is an error (IntegrityError)."""
         await self._write(

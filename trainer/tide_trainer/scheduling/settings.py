@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class FootprintPrior(BaseModel):
     """What is assumed of an environment's tasks before any has been seen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     prompt_tokens: int = Field(default=512, ge=1, description="Tokens of a task's first prompt.")
     final_tokens: int = Field(default=2048, ge=1, description="Tokens of a task's whole context when it ends.")
@@ -22,7 +22,7 @@ class PriorityWeights(BaseModel):
     The defaults keep the paper's tier order where tasks differ by whole terms: each exceeds the sum of those after it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     evaluation: float = Field(default=8.0, ge=0.0, description="w1: the task belongs to an evaluation.")
     group_completion: float = Field(default=4.0, ge=0.0, description="w2: finished siblings / siblings of its group.")
@@ -33,7 +33,7 @@ class PriorityWeights(BaseModel):
 class CtbSettings(BaseModel):
     """How tasks are admitted to the rollout ranks, paused and resumed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     ctb: Literal["on", "off"] = Field(
         default="on",
