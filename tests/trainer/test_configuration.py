@@ -157,3 +157,9 @@ def test_a_model_folder_without_a_tokenizer_is_named_before_anything_starts(conf
     assert cli.main(["run", str(config), "--set", "model.path=model"]) == 2
     assert "model.path" in capsys.readouterr().err
     assert not (config.parent / "runs").exists()
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_named(config, capsys, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "x" * 90)
+    assert cli.main(["run", str(config)]) == 2
+    assert "TMPDIR" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tide_sdk.agents import load_agent
@@ -22,12 +23,15 @@ from tide_trainer.settings import TrainerSettings, gateway_token
 
 _GATEWAY_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 15.0
+_MAX_TEMPORARY_BYTES = 60
+"""The kernel takes 107 bytes for the path of a socket; the rest is for the names in the folder."""
 
 
 def check(settings: TrainerSettings) -> None:
     """Raises ConfigurationError for the first thing that would stop the run."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    _check_temporary_folder()
     _check_installed(settings)
     _check_model(settings)
     _check_agent("agent.entry", settings.agent.entry)
@@ -39,6 +43,13 @@ def check(settings: TrainerSettings) -> None:
         asyncio.run(_check_gateway_url(settings))
     else:
         _check_gateway(settings)
+
+
+def _check_temporary_folder() -> None:
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _MAX_TEMPORARY_BYTES:
+        fix = f"{folder} is longer than {_MAX_TEMPORARY_BYTES} bytes, too long for sockets in it; choose a shorter one"
+        raise ConfigurationError("TMPDIR", fix)
 
 
 def _check_installed(settings: TrainerSettings) -> None:

@@ -49,9 +49,8 @@ async def wired(
 ) -> AsyncIterator[Wired]:
     """Boots everything but waits for no engine; on exit ends tasks, then processes, within 15 s."""
     processes = LocalProcesses(directory.logs)
-    sockets = Path(tempfile.mkdtemp(prefix="tide-"))
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+        sockets = await _temporary(stack, processes, Path(tempfile.mkdtemp(prefix="tide-")))
         stack.push_async_callback(_shielded, lambda: processes.stop_all(_STOP_S))
         record("phase", phase="booting")
         model = await _model_folder(settings, directory, processes)
@@ -64,8 +63,7 @@ async def wired(
             rank: make_engine(settings, rank, model, version, processes, directory.path / "engines")
             for rank in (RankId("rollout", index) for index in range(settings.rollout.num_ranks))
         }
-        weights = _weights_folder(sockets)
-        stack.callback(shutil.rmtree, weights, ignore_errors=True)
+        weights = await _temporary(stack, processes, _weights_folder(sockets))
         backend = make_backend(settings, model, processes, weights)
         async with contextlib.AsyncExitStack() as failing:
             engines_up = asyncio.gather(*(engine.start() for engine in engines.values()))
@@ -117,6 +115,13 @@ async def _shielded(close: Callable[[], Any]) -> None:
         await asyncio.shield(asyncio.ensure_future(close()))
     except TrainerError as error:
         _LOG.error("closing failed: %s", error)
+
+
+async def _temporary(stack: contextlib.AsyncExitStack, processes: LocalProcesses, folder: Path) -> Path:
+    """Has a folder removed at the end, also where this process is killed."""
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    await processes.remove_at_end(folder)
+    return folder
 
 
 def _weights_folder(fallback: Path) -> Path:

@@ -170,7 +170,8 @@ async def test_no_orphan_after_the_parent_is_killed(tmp_path, also_guard):
         import asyncio, sys
         from tide_trainer.cluster.local import LocalProcesses
         async def main():
-            processes = LocalProcesses({str(tmp_path)!r})
+            processes = LocalProcesses({str(tmp_path / "logs")!r})
+            await processes.remove_at_end({str(tmp_path / "weights of a run")!r})
             child = await processes.spawn("family", [sys.executable, "-S", "-c", {FAMILY!r}])
             while not (text := child.log_path.read_text().strip()):
                 await asyncio.sleep(0.01)
@@ -178,6 +179,9 @@ async def test_no_orphan_after_the_parent_is_killed(tmp_path, also_guard):
             await asyncio.sleep(600)
         asyncio.run(main())
     """)
+    folder = tmp_path / "weights of a run"
+    folder.mkdir()
+    (folder / "v0").write_text("weights")
     parent = subprocess.Popen(  # noqa: ASYNC220 - its pipe is read off the loop
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
     )
@@ -191,6 +195,7 @@ async def test_no_orphan_after_the_parent_is_killed(tmp_path, also_guard):
         parent.wait()
         parent.stdout.close()
         await until(lambda: gone([child] if also_guard else pids), "the tree's end")
+        assert folder.exists() == also_guard
     finally:
         for pid in pids:
             if proc.read_process(pid) is not None:

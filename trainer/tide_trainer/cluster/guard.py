@@ -10,6 +10,7 @@ kernel's own parent-death signal reaches direct children only; an engine's grand
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -23,14 +24,26 @@ _POLL_S = 0.05
 
 
 def main() -> None:
-    """`guard.py COOKIE`: reads `SESSION START_TICKS` lines until the end of file, then ends what is left."""
+    """`guard.py COOKIE`: reads `SESSION START_TICKS` and `remove FOLDER` lines to the end of file, then does both."""
     cookie = sys.argv[1]
     leaders: dict[int, int] = {}
+    folders: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with the pipe, not with the terminal
     for line in sys.stdin:
+        if line.startswith("remove "):
+            folders.append(line.removeprefix("remove ").rstrip("\n"))
+            continue
         session, ticks = line.split()
         leaders[int(session)] = int(ticks)
+    try:
+        _end_all(cookie, leaders)
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_all(cookie: str, leaders: dict[int, int]) -> None:
     end = time.monotonic() + GRACE_S
     proc.send(proc.tree(cookie, leaders), signal.SIGTERM)
     while (left := proc.tree(cookie, leaders)) and time.monotonic() < end:

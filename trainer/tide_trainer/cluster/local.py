@@ -107,6 +107,7 @@ class LocalProcesses:
         self._guard: asyncio.subprocess.Process | None = None
         self._guard_lock = asyncio.Lock()
         self._cookie = secrets.token_hex(16)
+        self._folders: list[Path] = []
 
     @property
     def children(self) -> tuple[ChildProcess, ...]:
@@ -178,6 +179,13 @@ class LocalProcesses:
             async with asyncio.timeout(_GUARD_LIMIT_S):
                 await guard.wait()
 
+    async def remove_at_end(self, folder: Path) -> None:
+        """Have a folder removed once this process and its children are gone, however it ended."""
+        guard = await self._start_guard()
+        self._folders.append(folder)
+        assert guard.stdin is not None
+        guard.stdin.write(f"remove {folder}\n".encode())
+
     def cpu_seconds(self, child: ChildProcess) -> float:
         """CPU seconds of the child's tree so far, ended descendants that were waited for included; never falls."""
         child.cpu_seen_s = max(child.cpu_seen_s, sum(info.cpu_s for info in child.members()))
@@ -242,6 +250,8 @@ class LocalProcesses:
                 assert self._guard.stdin is not None
                 for child in self.children:
                     self._guard.stdin.write(f"{child.pid} {child.started_ticks}\n".encode())
+                for folder in self._folders:
+                    self._guard.stdin.write(f"remove {folder}\n".encode())
             return self._guard
 
 
