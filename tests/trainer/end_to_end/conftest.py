@@ -11,6 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from toy_environment import words
+
+from tide_trainer.backends.fake_training import make_fake_model
+from tide_trainer.backends.tiny_model import TinyModel, make_tiny_model
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -20,7 +24,7 @@ name = "toy"
 directory = "{folder}/runs"
 max_train_steps = 4
 [model]
-words = "toy_environment:words"
+path = "{model}"
 [gateway]
 environments = "{folder}/environments.toml"
 [tasks]
@@ -54,10 +58,10 @@ capacity = 256
 class Project:
     """A folder with a configuration; starts runs and reads what they leave."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.config = folder / "toy.toml"
-        self.config.write_text(CONFIG.format(folder=folder))
+        self.config.write_text(CONFIG.format(folder=folder, model=model))
         self.environment_delay(0)
 
     def environment_delay(self, delay_s: float) -> None:
@@ -130,7 +134,15 @@ class Project:
         return found
 
 
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fakes' model over the toy's words, made once: runs that made their own would each import transformers."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("toy_model"), words(), TinyModel(hidden=32, layers=1))
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    return make_fake_model(folder, vocabulary)
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, toy_model: Path) -> Project:
     """A fresh folder with the toy configuration."""
-    return Project(tmp_path)
+    return Project(tmp_path, toy_model)

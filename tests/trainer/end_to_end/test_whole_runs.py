@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_run_learns_accounts_for_every_prompt_and_leaves_its_files(project):
-    code, out = project.run("--max-steps", "8")
+    code, out = project.run("--max-steps", "8", "--set", "model.path=", "--set", "model.words=toy_environment:words")
     assert code == 0, out[-3000:]
     end = project.last("end")
     folder = project.folder / "runs" / "toy"
