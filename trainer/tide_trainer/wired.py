@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,10 @@ class Wired:
         self._workers = workers
         self._demonstrators = demonstrators
         self._renderer = Renderer(model)
+        # A gateway may outlive many runs of one name: their keys must not meet there.
+        self._key = f"{directory.name}.{secrets.token_hex(4)}"
         self._shell = SchedulerShell(
-            TaskScheduler(settings.scheduler), router, workers, gateway, settings, directory.name
+            TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key
         )
         self._sync = WeightSync(
             backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), settings.run.seed
@@ -110,7 +113,7 @@ class Wired:
         if warm:
             self._record("phase", phase="recording demonstrations")
             conversations = await record_demonstrations(
-                self._demonstrators, self._router.url, self._settings, self._directory.name
+                self._demonstrators, self._router.url, self._settings, self._key
             )
             sequences = supervised_sequences(self._renderer, conversations)
             self._record("phase", phase="booting")
