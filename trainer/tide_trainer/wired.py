@@ -37,6 +37,8 @@ from tide_trainer.usage import Usage, part_of, usage
 _LOG = logging.getLogger(__name__)
 NEEDED = frozenset({"gateway", "router", "agents"})
 """Parts whose processes the run cannot miss and does not start anew."""
+DEATH_SEEN_S = 1.0
+"""Longest time between a failure and the sight of the process that died of it."""
 
 
 class Wired:
@@ -75,9 +77,7 @@ class Wired:
         self._renderer = Renderer(model)
         # A gateway may outlive many runs of one name: their keys must not meet there.
         self._key = f"{directory.name}.{secrets.token_hex(4)}"
-        self._shell = SchedulerShell(
-            TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key
-        )
+        self._shell = SchedulerShell(TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key)
         self._sync = WeightSync(
             backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), settings.run.seed
         )
@@ -85,6 +85,7 @@ class Wired:
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
         )
         self._loop: TrainLoop | None = None
+        self._death_seen: RunFailed | None = None
         self._watching: list[asyncio.Task[None]] = []
         for child in processes.children:
             if part_of(child.name) in NEEDED:
@@ -100,6 +101,13 @@ class Wired:
         work = asyncio.create_task(self._phases(only_warm_start), name="phases")
         try:
             await asyncio.wait((work, self._shell.failed), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() or work.exception() is not None:
+                # What failed, a broken channel for example, may be the trace of a death that is about to be seen.
+                watching = [task for task in self._watching if not task.done()]
+                if watching:
+                    await asyncio.wait(watching, timeout=DEATH_SEEN_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._death_seen is not None:
+                    raise self._death_seen
             if not work.done():
                 self._shell.failed.result()
             return await work
@@ -156,7 +164,8 @@ class Wired:
     async def _watch_child(self, child: ChildProcess) -> None:
         """The run fails when a process ends that nothing can replace."""
         code = await child.wait_dead()
-        self._shell.fail(RunFailed(f"{child.name} ended with exit code {code}; the end of its log:\n{child.tail()}"))
+        self._death_seen = RunFailed(f"{child.name} ended with exit code {code}; the end of its log:\n{child.tail()}")
+        self._shell.fail(self._death_seen)
 
     async def _watch(self, engine: EngineProcess) -> None:
         """Quarantines a rank at once when its process ends or its probe fails; below `min_ranks` the run fails."""
