@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from tide_sdk.agents import AgentResult
 from tide_sdk.clocks import ClockName
@@ -98,7 +98,8 @@ def classify(error: BaseException) -> OutcomeName:
         if error.code == "expired":
             return _BY_CLOCK.get(str(error.extra.get("clock")), "truncated")
         shown = error.extra.get("outcome")
-        if error.code == "ended" and isinstance(shown, Mapping) and shown.get("kind") == "failed":
+        kind = cast("Mapping[str, Any]", shown).get("kind") if isinstance(shown, Mapping) else None
+        if error.code == "ended" and kind == "failed":
             return "environment_failed"
         return _BY_CODE.get(error.code, "infrastructure")
     if isinstance(error, ContextOverflow):
