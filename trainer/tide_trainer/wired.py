@@ -175,10 +175,11 @@ class Wired:
         if self._engines.pop(rank, None) is None:
             return
         self._shell.quarantine(rank, reason)
-        if len(self._engines) < self._settings.rollout.min_ranks:
-            self._shell.fail(
-                RunFailed(f"{reason}\n{len(self._engines)} rollout ranks are left, below rollout.min_ranks")
-            )
+        left = len(self._engines)
+        if left < self._settings.rollout.min_ranks:
+            told = f"rollout rank {rank} is lost: {reason}\n{left} rollout ranks are left, below rollout.min_ranks"
+            self._death_seen = RunFailed(told)
+            self._shell.fail(self._death_seen)
 
     async def _death(self, engine: EngineProcess) -> str:
         dead = asyncio.ensure_future(engine.wait_dead())
