@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from tide_sdk.serve import announce
 from tide_trainer.backends.engine_app import EngineApp, ServedEngine
 
 _SettingsT = TypeVar("_SettingsT")
@@ -75,11 +76,5 @@ async def serve(engine: ServedEngine, token: str | None, announce_path: Path) ->
         timeout_graceful_shutdown=_GRACE_S,
     )
     listener = listen()
-    _announce(announce_path, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    announce(announce_path, f"http://127.0.0.1:{listener.getsockname()[1]}")
     await uvicorn.Server(config).serve(sockets=[listener])
-
-
-def _announce(path: Path, url: str) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
-    draft.replace(path)
