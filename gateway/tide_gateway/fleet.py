@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from tide_gateway import upstream
 from tide_gateway.repository import Instance, Repository
 from tide_gateway.runtimes import LaunchFailed, Runtime, Server
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
 from tide_sdk.clocks import ClockName
 from tide_sdk.errors import TideError
@@ -101,7 +101,7 @@ class Fleet:
     def servers(self) -> list[tuple[str, str, int, int]]:
         """Name, state, pid and number of tasks of each server."""
         return [
-            (h.name, "condemned" if h.condemned else "ready" if h.server else "launching", h.server.pid if h.server
+            (h.name, "condemned" if h.condemned else "ready" if h.server else "launching", h.server.place.pid if h.server
              else 0, len(h.tasks))
             for h in self._hosts.values()
         ]  # fmt: skip
@@ -265,8 +265,12 @@ class Fleet:
             runtime=self.spec.runtime,
             replica=self._replica,
             state=state,
+            version=0,
+            slot=0,
+            capacity=self._share,
+            served=0,
             incarnation=server.health.incarnation if server else "",
-            pid=server.pid if server else 0,
+            place="",
             created_s=self._time.now_s(),
             detail=host.failure,
         )

@@ -42,6 +42,10 @@ class Task:
         turn: number of the next action; equal to the number of turns answered.
         epoch: the newest pause or resume epoch, 0 before the first.
         version: raised by 1 with every commit; a write with an older one is refused.
+        worker: the replica that has something in flight for the task, "" where none has.
+        max_pause_s, max_wall_s: the operator's caps, `ASLEEP_S` where there is none.
+        paused_since_s: the moment of the pause, None while it is not paused.
+        wall_since_s: the moment from which `max_wall_s` counts; outages move it.
         instance: name of the instance that hosts it, "" before it has one.
         peer_task: the task's id on its environment server, "" before the server gave one.
         reward: final score, None before the end and after a failure.
@@ -61,6 +65,11 @@ class Task:
     turn: int = 0
     epoch: int = 0
     version: int = 0
+    worker: str = ""
+    max_pause_s: float = ASLEEP_S
+    max_wall_s: float = ASLEEP_S
+    paused_since_s: float | None = None
+    wall_since_s: float = 0.0
     instance: str = ""
     peer_task: str = ""
     reward: float | None = None

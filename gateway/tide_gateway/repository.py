@@ -18,7 +18,7 @@ from tide_sdk.clocks import TaskState
 __all__ = ["Conflict", "Instance", "Repository", "StorageFailed", "StoredStart", "StoredTurn", "write_group"]
 
 _MUTABLE = (
-    "state", "turn", "epoch", "version", "due_s", "since_s", "start_consumed_s", "idle_consumed_s",
+    "state", "turn", "epoch", "version", "worker", "wall_since_s", "due_s", "since_s", "start_consumed_s", "idle_consumed_s",
     "turn_consumed_s", "active_consumed_s", "end_consumed_s", "instance", "peer_task", "released", "reward",
     "outcome", "metrics", "detail",
 )  # fmt: skip
@@ -76,8 +76,12 @@ class Instance:
     runtime: str
     replica: str
     state: str
+    version: int
+    slot: int
+    capacity: int
+    served: int
     incarnation: str
-    pid: int
+    place: str
     created_s: float
     detail: str
 
@@ -241,7 +245,20 @@ class Repository:
         """Write an instance's row, new or changed."""
         values = {
             name: getattr(instance, name)
-            for name in ("environment", "runtime", "replica", "state", "incarnation", "pid", "created_s", "detail")
+            for name in (
+                "environment",
+                "runtime",
+                "replica",
+                "state",
+                "version",
+                "slot",
+                "capacity",
+                "served",
+                "incarnation",
+                "place",
+                "created_s",
+                "detail",
+            )
         }
 
         def write(connection: Connection) -> None:
@@ -269,7 +286,9 @@ class Repository:
 
         def write(connection: Connection) -> None:
             connection.execute(delete(ReplicaRow))
-            connection.execute(insert(ReplicaRow).values(name=name, started_s=now_s, seen_s=now_s))
+            connection.execute(
+                insert(ReplicaRow).values(name=name, host="", pid=0, ticks=0, started_s=now_s, seen_s=now_s)
+            )
 
         await self._database.write(write)
 

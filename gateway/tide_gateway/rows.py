@@ -61,12 +61,14 @@ def mutable_columns(task: Task) -> dict[str, Any]:
     """The columns that change during a task's life; limits are not among them."""
     clocks = task.clocks
     running = RUNNING[task.state]
-    since = next((clocks[name].running_since_s for name in running), None)
+    since = next((clocks[name].running_since_s for name in running), task.paused_since_s)
     return {
         "state": task.state.value,
         "turn": task.turn,
         "epoch": task.epoch,
         "version": task.version,
+        "worker": task.worker,
+        "wall_since_s": task.wall_since_s,
         "due_s": due_s(task),
         "since_s": since if since is not None else 0.0,
         "start_consumed_s": clocks[ClockName.START].consumed_s,
@@ -95,6 +97,8 @@ def all_columns(task: Task) -> dict[str, Any]:
         "attempt": task.attempt,
         "kind": task.kind,
         "created_s": task.created_s,
+        "max_pause_s": task.max_pause_s,
+        "max_wall_s": task.max_wall_s,
     }
     return fixed | limits | mutable_columns(task)
 
@@ -123,6 +127,11 @@ def task_of(row: Mapping[str, Any]) -> Task:
         turn=row["turn"],
         epoch=row["epoch"],
         version=row["version"],
+        worker=row["worker"],
+        max_pause_s=row["max_pause_s"],
+        max_wall_s=row["max_wall_s"],
+        paused_since_s=row["since_s"] if state is TaskState.PAUSED else None,
+        wall_since_s=row["wall_since_s"],
         instance=row["instance"],
         peer_task=row["peer_task"],
         reward=row["reward"],

@@ -7,95 +7,27 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tide_sdk.clocks import ClockName
-from tide_sdk.wire import Limits, Seconds
+from tide_gateway.specs import NAME, DockerOptions, EnvironmentSpec, ProcessOptions, RayOptions, RemoteOptions
 
-DEFAULT_LIMITS: Mapping[ClockName, float] = {
-    ClockName.START: 60.0,
-    ClockName.IDLE: 600.0,
-    ClockName.TURN: 120.0,
-    ClockName.ACTIVE: 3600.0,
-    ClockName.END: 10.0,
+_OPTIONS: Mapping[str, type[BaseModel]] = {
+    "process": ProcessOptions,
+    "docker": DockerOptions,
+    "remote": RemoteOptions,
+    "ray": RayOptions,
 }
-PLACEHOLDERS = ("uds", "announce", "port")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKENS = "TIDE_GATEWAY_TOKENS"
 _TOKENS_FILE = "TIDE_GATEWAY_TOKENS_FILE"
 
 
 class SettingsError(Exception):
     """The configuration is wrong; the message names the field and the fix."""
-
-
-class EnvironmentSpec(BaseModel):
-    """One registered environment.
-
-    Attributes:
-        name: what `/start` calls it.
-        runtime: `process` starts servers with `command`; `fake` is the scripted one for tests.
-        command: argv of one environment server. `{uds}` becomes a unix socket to listen on, or `{announce}` a file
-            into which the server writes `{"url": ...}` when it is ready, or `{port}` a free TCP port of 127.0.0.1;
-            exactly one of them must occur. `{capacity}` becomes the tasks that one server shall hold.
-        env: further environment variables of the server.
-        capacity: tasks at once, starting and ending ones counted.
-        servers: environment server processes at most; tasks are spread evenly.
-        limits: clock limits in seconds; what is left out has its default.
-        probe_interval_s: seconds between health probes of each server.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    runtime: Literal["process", "fake"] = "process"
-    command: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
-    capacity: Annotated[int, Field(ge=1, le=100_000)] = 8
-    servers: Annotated[int, Field(ge=1, le=1024)] = 1
-    limits: Limits = Field(default_factory=dict)
-    probe_interval_s: Seconds = 5.0
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError("use letters, digits, dot, dash and underscore, at most 64, the first a letter or digit")
-        return name
-
-    @property
-    def all_limits(self) -> dict[ClockName, float]:
-        """The limits with the defaults filled in."""
-        return {**DEFAULT_LIMITS, **self.limits}
-
-    @property
-    def tasks_per_server(self) -> int:
-        """Tasks that one server is given at most."""
-        return -(-self.capacity // self.servers)
-
-    def problem(self) -> str | None:
-        """What is wrong across fields, None if nothing is."""
-        if self.servers > self.capacity:
-            return f"servers: {self.servers} is more than capacity {self.capacity}; lower servers or raise capacity"
-        if self.runtime != "process":
-            return "command: only the process runtime takes one" if self.command else None
-        if any(not name or "=" in name for name in self.env):
-            return "env: a variable's name must not be empty or hold an equals sign"
-        if any("\0" in text for text in (*self.command, *self.env, *self.env.values())):
-            return "command, env: must not hold a NUL character"
-        if not self.command or not self.command[0]:
-            return 'command: missing; for example ["tide-env", "serve", "module:Class", "--uds", "{uds}"]'
-        words = " ".join(self.command)
-        found = [name for name in PLACEHOLDERS if "{" + name + "}" in words]
-        if len(found) != 1:
-            return "command: must hold exactly one of {uds}, {announce}, {port}, so that the gateway finds the server"
-        return None
 
 
 class GatewaySettings(BaseModel):
@@ -173,7 +105,8 @@ def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in fault["loc"] if part != "[key]")
     if fault["type"] == "extra_forbidden":
-        return f"{field}: unknown key; known are {', '.join(sorted(EnvironmentSpec.model_fields))}"
+        fields = EnvironmentSpec.model_fields if len(fault["loc"]) == 1 else _OPTIONS[str(fault["loc"][0])].model_fields
+        return f"{field}: unknown key; known are {', '.join(sorted(fields))}"
     return f"{field}: {fault['msg']}"
 
 
@@ -192,7 +125,7 @@ def _read_tokens(environ: Mapping[str, str]) -> dict[str, str]:
     entries = [part.strip() for part in text.replace("\n", ",").split(",")]
     for number, entry in enumerate((e for e in entries if e and not e.startswith("#")), start=1):
         owner, found, token = entry.partition(":")
-        if not found or not _NAME.fullmatch(owner) or len(token) < 16 or not token.isascii() or " " in token:
+        if not found or not NAME.fullmatch(owner) or len(token) < 16 or not token.isascii() or " " in token:
             # The entry itself is a secret: only its place is named.
             raise SettingsError(f"{source}: entry {number} must be OWNER:TOKEN, the token 16 characters or more")
         if token in tokens:

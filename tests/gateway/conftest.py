@@ -24,7 +24,7 @@ from tide_gateway.database import Database, sqlite_url
 from tide_gateway.repository import Repository
 from tide_gateway.runtimes.fake import FakeRuntime
 from tide_gateway.service.tasks import TaskService
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import ManualTime
 from tide_sdk.migrations import migrate
 from tide_sdk.wire import EndRequest, EpochRequest, StartRequest

@@ -14,7 +14,7 @@ from tide_gateway.committer import Committer
 from tide_gateway.database import Database, sqlite_url
 from tide_gateway.repository import Conflict, Repository
 from tide_gateway.rows import Change, Event, Intent
-from tide_gateway.settings import DEFAULT_LIMITS
+from tide_gateway.specs import DEFAULT_LIMITS
 
 
 @pytest.fixture

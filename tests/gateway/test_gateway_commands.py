@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tide_gateway.cli import main
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.specs import EnvironmentSpec
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tide_gateway import upstream
 from tide_gateway.runtimes import LaunchFailed, Runtime
 from tide_gateway.runtimes.fake import FakeRuntime
 from tide_gateway.runtimes.process import MARK, ProcessRuntime
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.specs import EnvironmentSpec
 from tide_sdk.http import TransportError
 
 SERVER = str(Path(__file__).with_name("scripted_server.py"))
@@ -83,7 +83,7 @@ async def test_closing_destroys_every_server(runtime):
 
 async def test_a_killed_server_is_noticed_at_once(processes):
     server = await launch(("process", processes))
-    os.kill(server.pid, signal.SIGKILL)
+    os.kill(server.place.pid, signal.SIGKILL)
     async with asyncio.timeout(10):
         await server.exited.wait()
 
@@ -132,7 +132,7 @@ async def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(processes
     )
     spec = spec_of("process", sys.executable, "-c", script, "x", "--uds", "{uds}")
     server = await processes.launch("stubborn", spec, 20.0)
-    os.kill(server.pid, signal.SIGSTOP)
+    os.kill(server.place.pid, signal.SIGSTOP)
     await processes.destroy(server, 0.1)
     await eventually(lambda: marked("stubborn") == [], "no process is left")
 

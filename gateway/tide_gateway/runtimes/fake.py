@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tide_gateway.runtimes import LaunchFailed, Server
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.runtimes import LaunchFailed, Place, Server
+from tide_gateway.specs import EnvironmentSpec
 from tide_sdk import codec
 from tide_sdk.errors import TideError
 from tide_sdk.http import ConnectFailed, DeadlineExceeded, Disconnected
@@ -274,7 +274,7 @@ class FakeRuntime:
             raise LaunchFailed("the fake server fails to launch")
         environment = ScriptedEnvironment(spec.tasks_per_server)
         exited = asyncio.Event()
-        server = Server(name, FakeChannel(environment, exited), environment.health(), exited=exited)
+        server = Server(name, FakeChannel(environment, exited), environment.health(), Place(f"fake:{name}"), exited)
         self.launched[name] = environment
         self.servers[name] = server
         return server

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tide_gateway.runtimes import LaunchFailed, Server
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.runtimes import LaunchFailed, Place, Server
+from tide_gateway.specs import EnvironmentSpec
 from tide_sdk import codec
 from tide_sdk.http import LeanClient, TransportError
 from tide_sdk.wire import CONTRACT_VERSION, HealthResponse
@@ -80,7 +80,7 @@ class ProcessRuntime:
         except BaseException:
             await asyncio.shield(self._kill(name, process, 0.0))
             raise
-        server = Server(name=name, channel=channel, health=health, pid=process.pid)
+        server = Server(name=name, channel=channel, health=health, place=Place(channel.base_url, pid=process.pid))
         self._watchers[name] = asyncio.create_task(self._watch(server, process), name=f"tide-watch-{name}")
         return server
 

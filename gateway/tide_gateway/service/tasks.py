@@ -22,7 +22,7 @@ from tide_gateway.service.pauses import Pauses
 from tide_gateway.service.starts import Starts
 from tide_gateway.service.sweeper import Sweeper
 from tide_gateway.service.turns import Turns
-from tide_gateway.settings import EnvironmentSpec
+from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
