@@ -123,6 +123,8 @@ class Database:
         url: as `sqlite_url` gives it.
     """
 
+    shared = False
+
     def __init__(self, url: URL) -> None:
         self.url = url
         self._engine = make_engine(url)
@@ -143,6 +145,9 @@ class Database:
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` on one snapshot."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._in_snapshot, fn)
+
+    def lock(self, connection: Connection, name: str) -> None:
+        """Nothing: there is one writer."""
 
     async def close(self) -> None:
         """Wait for what runs, then close the file. Safe to repeat."""
