@@ -167,6 +167,8 @@ class _Side:
         )
         self._guard = threading.Lock()
         self._calls: set[_Call] = set()
+        self._thread = threading.local()
+        self._held: set[Connection] = set()
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._cut_overdue, name=f"{name}-watch", daemon=True)
         if backend.shared:
@@ -179,6 +181,9 @@ class _Side:
     def close(self) -> None:
         self._threads.shutdown(wait=True)
         self._closed.set()
+        for connection in self._held:
+            connection.close()
+        self._held.clear()
         self._engine.dispose()
 
     def _run(self, call: _Call, fn: Callable[[Connection], T]) -> T:
@@ -187,21 +192,21 @@ class _Side:
             num_attempts += 1
             committing = False
             try:
-                with self._engine.connect() as connection:
-                    self._enter(call, self._backend.wire(connection))
-                    try:
-                        transaction = connection.begin()
-                        with transaction:
-                            value = fn(connection)
-                            committing = True
-                            transaction.commit()
-                            return value
-                    finally:
-                        self._leave(call)
+                connection = self._connection()
+                self._enter(call, self._backend.wire(connection))
+                try:
+                    with connection.begin() as transaction:
+                        value = fn(connection)
+                        committing = True
+                        transaction.commit()
+                        return value
+                finally:
+                    self._leave(call)
             except Exception as error:
                 verdict = self._backend.judge(error, committing=committing)
                 if verdict is Verdict.RAISE:
                     raise
+                self._let_go()
                 if verdict is Verdict.UNKNOWN:
                     raise OutcomeUnknown(f"lost in the commit: {_words(error)}") from error
                 if verdict is Verdict.FAILED or num_attempts == MAX_ATTEMPTS:
@@ -210,12 +215,33 @@ class _Side:
             time.sleep(random.uniform(0, MAX_BACKOFF_S))  # noqa: S311
         raise StorageFailed(f"the database did not answer in {self._backend.deadline_s:g} s")
 
+    def _connection(self) -> Connection:
+        # One for the thread's whole life: to take it from the pool each time costs as much as a small transaction.
+        held: Connection | None = getattr(self._thread, "connection", None)
+        if held is None:
+            held = self._thread.connection = self._engine.connect()
+            with self._guard:
+                self._held.add(held)
+        return held
+
+    def _let_go(self) -> None:
+        held: Connection | None = getattr(self._thread, "connection", None)
+        if held is not None:
+            self._thread.connection = None
+            with self._guard:
+                self._held.discard(held)
+            held.close()
+
     def _enter(self, call: _Call, wire: Wire | None) -> None:
+        if wire is None:
+            return
         with self._guard:
             call.wire = wire
             self._calls.add(call)
 
     def _leave(self, call: _Call) -> None:
+        if call.wire is None:
+            return
         with self._guard:
             call.wire = None
             self._calls.discard(call)
