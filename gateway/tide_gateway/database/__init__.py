@@ -230,6 +230,8 @@ class _Side:
             self._thread.connection = None
             with self._guard:
                 self._held.discard(held)
+            # Not back to the pool: it is broken, or leads to a server that takes no writes.
+            held.invalidate()
             held.close()
 
     def _enter(self, call: _Call, wire: Wire | None) -> None:
