@@ -12,7 +12,14 @@ from runtime_bench_process import process_spec
 from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.runtimes.process import ProcessRuntime
 
-SECRETS = {"AWS_SECRET_ACCESS_KEY": "s3", "TIDE_GATEWAY_TOKENS": "o:t", "HF_TOKEN": "hf", "LC_ALL": "C", "OMP_X": "1"}
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "s3",
+    "TIDE_GATEWAY_TOKENS": "o:t",
+    "HF_TOKEN": "hf",
+    "LC_ALL": "C",
+    "OMP_X": "1",
+    "TIDE_PROCESS_COOKIE": "c",
+}
 
 
 async def says(tmp_path: Path, code: str, **options) -> str:
@@ -31,7 +38,7 @@ NAMES = "import os; print('<', *sorted(os.environ), '>')"
 
 async def test_secrets_of_the_gateway_are_not_inherited(tmp_path):
     said = (await says(tmp_path, NAMES, env={"MINE": "1"})).split()
-    assert {"PATH", "LC_ALL", "OMP_X", "MINE", "TIDE_INSTANCE"} <= set(said)
+    assert {"PATH", "LC_ALL", "OMP_X", "MINE", "TIDE_INSTANCE", "TIDE_PROCESS_COOKIE"} <= set(said)
     assert not {"AWS_SECRET_ACCESS_KEY", "TIDE_GATEWAY_TOKENS", "HF_TOKEN"} & set(said)
 
 
