@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,30 @@ async def test_the_run_folder_is_private_and_removed_when_nothing_lives_in_it(tm
     await second.destroy("one", None, server.place, 1.0)
     await second.close()
     assert not folder.exists()
+
+
+async def test_two_deployments_in_one_run_folder_do_not_meet(tmp_path, eventually):
+    first, second = (make(tmp_path, f"{tmp_path}-{number}", run_dir=tmp_path / "r", outlive_s=1.0) for number in (1, 2))
+    one, other = [await runtime.launch("one", 0, process_spec(), 20.0) for runtime in (first, second)]
+    assert one.place.url != other.place.url
+    with pytest.raises(Gone):
+        await second.attach("one", process_spec(), one.place, 5.0)
+    await second.destroy("one", None, one.place, 0.0)  # it has one of that name, but this is not it
+    await upstream.probe(one)
+    assert (await first.survey(), await second.survey()) == ({"one"}, set())
+    await first.destroy("one", None, one.place, 0.0)
+    await first.close()
+    await second.close()
+
+
+async def test_a_run_folder_that_somebody_cleaned_away_is_made_again(tmp_path, eventually):
+    runtime = make(tmp_path, run_dir=tmp_path / "r", outlive_s=1.0)
+    await runtime.open()
+    shutil.rmtree(tmp_path / "r")
+    await eventually((tmp_path / "r" / "alive").exists, "it shows life again")
+    await runtime.launch("one", 0, process_spec(), 20.0)
+    await runtime.destroy("one", None, None, 0.0)
+    await runtime.close()
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file", "long"])

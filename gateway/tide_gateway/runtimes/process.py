@@ -86,7 +86,7 @@ class ProcessRuntime:
         self._environ = dict(environ)
         self._log_dir = log_dir
         self._outlive_s = outlive_s
-        self._folder = RunFolder(default_run_dir(deployment) if run_dir is None else run_dir)
+        self._folder = RunFolder(default_run_dir(deployment) if run_dir is None else run_dir, deployment)
         self._marks = Marks(deployment)
         self._lives = Lives(self._marks, self._folder)
         self._heart: asyncio.Task[None] | None = None

@@ -39,10 +39,12 @@ class RunFolder:
 
     Args:
         path: it is made where it is missing.
+        deployment: names of instances are unique in it only.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, deployment: str) -> None:
         self.path = path
+        self._deployment = deployment
         self.alive = path / "alive"
 
     def make(self) -> None:
@@ -80,7 +82,7 @@ class RunFolder:
 
     def places(self, name: str) -> Places:
         """The paths of an instance."""
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{self._deployment}/{name}".encode()).hexdigest()[:16]
         return Places(*(self.path / f"{digest}.{kind}" for kind in ("sock", "json", "run")))
 
     def claim(self, name: str) -> Places:
