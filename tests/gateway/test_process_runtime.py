@@ -66,6 +66,21 @@ async def test_a_server_that_never_listens_is_killed_with_its_children(processes
     assert marked(f"{tmp_path}/never-listens") == []
 
 
+async def test_a_launch_that_is_cancelled_again_while_it_cleans_up_still_leaves_nothing(
+    processes, tmp_path, eventually
+):
+    spec = process_spec(sys.executable, "-c", "import time; time.sleep(300) # {uds}")
+    launching = asyncio.create_task(processes.launch("one", 0, spec, 20.0))
+    await eventually(lambda: len(marked(f"{tmp_path}/one")) == 2, "it runs")
+    for _ in range(3):
+        launching.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await launching
+    await processes.close()
+    assert marked(f"{tmp_path}/one") == []
+
+
 async def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(processes, tmp_path):
     script = (
         "import signal, runpy, sys; signal.signal(15, signal.SIG_IGN); sys.argv = sys.argv[1:];"
@@ -167,6 +182,8 @@ async def test_a_process_that_is_another_one_is_not_attached_to(processes):
         await processes.attach("two", process_spec(), place, 5.0)
     await processes.destroy("one", None, Place(place.url, "elsewhere:0123456789ab", place.pid), 0.0)
     await upstream.probe(server)
+    await processes.destroy("one", None, Place(place.url), 0.0)
+    assert server.exited.is_set()
 
 
 async def test_a_server_that_does_not_answer_is_not_attached_to_and_not_destroyed(processes):
