@@ -36,9 +36,11 @@ class ProcessOptions(Options):
     """`[environments.NAME.process]`: limits of each server process and what it inherits.
 
     Attributes:
-        inherit: variables passed on from the gateway's own environment besides the harmless ones; "*" passes all.
+        inherit: variables passed on from the gateway's own environment besides the harmless ones (PATH, HOME, LANG,
+            PYTHON* and the like); `HF_*` passes all that begin so, `*` all but `TIDE_GATEWAY_*`.
         memory_mb: address space of each process of the server, 0 for no limit.
-        max_processes: processes and threads of the gateway's user that the server may add, 0 for no limit.
+        max_processes: the server can make no further process or thread while the gateway's user has so many, its own
+            and all others counted; 0 for no limit. Root is not bound by it.
         max_open_files: open files of each process of the server, 0 for the gateway's own limit.
     """
 
