@@ -125,6 +125,13 @@ async def test_a_connection_that_dies_before_the_commit_is_replaced_and_the_tran
     assert await database.read(names) == ["once"]
 
 
+async def test_a_session_that_takes_no_writes_is_left_for_a_new_one(database):
+    """As after a failover, when the server that we are connected to is no longer the primary."""
+    await database.write(lambda c: c.exec_driver_sql("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+    await database.write(put("written"))
+    assert await database.read(names) == ["written"]
+
+
 SLOW_COMMIT = """
 CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM pg_sleep(CASE WHEN NEW.owner = 'slow' THEN 60 ELSE 0 END); RETURN NULL; END $$;

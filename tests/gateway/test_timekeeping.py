@@ -28,12 +28,13 @@ class World:
     trips: list[tuple[float, float]] = field(default_factory=list)
     shared: bool = True
     away: bool = False
+    fine_s: float = 0.0
 
     def wall(self) -> float:
         return self.true_s + self.wall_off_s
 
     def monotonic(self) -> float:
-        return self.true_s - TRUE_S + 123.0
+        return self.true_s - TRUE_S + 123.0 + self.fine_s
 
     async def read(self, fn):
         if self.away:
@@ -134,6 +135,19 @@ def test_a_clock_that_was_set_back_is_reached_again_while_time_goes_on(back_s, l
     world.sync(time)  # in the middle of it
     world.true_s += back_s / SLEW + 1.0
     assert time.now_s() == pytest.approx(world.true_s - back_s, abs=FLOAT_S)
+
+
+def test_rounding_takes_no_time_back_either():
+    world = World()
+    time = world.time()
+    world.sync(time)
+    world.clock_off_s = -100.0
+    world.sync(time)
+    told = []
+    for number in range(2000):
+        world.fine_s = number * 1e-8
+        told.append(time.now_s())
+    assert told == sorted(told)
 
 
 def test_a_machine_that_slept_catches_up_at_the_next_reading():
