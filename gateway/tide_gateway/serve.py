@@ -18,13 +18,16 @@ import uvicorn
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
 from tide_gateway.blobs import BlobStore
+from tide_gateway.connections import ConnectionLimits, guarded_protocol
 from tide_gateway.database import Database, FileLock, sqlite_url
+from tide_gateway.keys import KeyStore
+from tide_gateway.private import make_private_file, make_private_folder
 from tide_gateway.repository import Repository
 from tide_gateway.runtimes import Runtime
 from tide_gateway.runtimes.fake import FakeRuntime
 from tide_gateway.runtimes.process import ProcessRuntime
 from tide_gateway.service.tasks import TaskService
-from tide_gateway.settings import GatewaySettings, SettingsError, check_bind
+from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, check_tls, is_loopback
 from tide_gateway.timekeeping import WallTime
 from tide_sdk import codec
 from tide_sdk.migrations import migrate
@@ -44,6 +47,7 @@ class ServeOptions:
     Attributes:
         port: 0 takes a free one.
         announce: file that gets `{"url", "pid"}` once requests are answered.
+        tls_cert, tls_key: PEM files, both or none: then only https is spoken.
     """
 
     host: str
@@ -51,6 +55,8 @@ class ServeOptions:
     database: str
     announce: Path | None
     log_level: str
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -104,37 +110,51 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
     Raises:
         SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
     """
-    check_bind(options.host, settings)
+    check_tls(options.tls_cert, options.tls_key)
     _check_announce(options.announce)
     url = sqlite_url(options.database)
     # The real path: a second name of the file must not open it to a second gateway.
     path = Path(os.path.realpath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
     raise_file_limit()
     lock = FileLock(path.with_name(path.name + ".lock"))
-    listener = bind(options.host, options.port)
+    listener = None
     try:
         lock.take()
+        make_private_file(path)
         await asyncio.to_thread(migrate, "gateway", url)
-        await _run(settings, options, Database(url), path, listener)
+        database = Database(url)
+        try:
+            has_keys = (await KeyStore(database).table()).ever
+            check_bind(options.host, settings, has_keys=has_keys)
+            listener = bind(options.host, options.port)
+        except BaseException:
+            await database.close()
+            raise
+        await _run(settings, options, database, path, listener)
     finally:
-        listener.close()
+        if listener is not None:
+            listener.close()
         lock.free()
 
 
 async def _run(
     settings: GatewaySettings, options: ServeOptions, database: Database, path: Path, listener: socket.socket
 ) -> None:
+    logs, blobs = path.with_name(path.stem + "-logs"), path.with_name(path.stem + "-blobs")
+    for folder in (logs, blobs):
+        make_private_folder(folder)
     runtimes: dict[str, Runtime] = {
-        "process": ProcessRuntime(settings.process_environment, path.with_name(path.stem + "-logs")),
+        "process": ProcessRuntime(settings.process_environment, logs),
         "fake": FakeRuntime(),
     }
     service = TaskService(
         settings.environments,
         runtimes,
-        Repository(database, BlobStore(path.with_name(path.stem + "-blobs"))),
+        Repository(database, BlobStore(blobs)),
         WallTime(),
     )
-    server = _make_server(GatewayApp(service, Owners(settings.tokens)), options, listener)
+    owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
+    server = _make_server(GatewayApp(service, owners, logs), options, listener)
 
     # A second signal changes nothing: the stop is bounded.
     stop = asyncio.Event()
@@ -165,7 +185,9 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
         log_level=options.log_level,
         access_log=False,
         lifespan="off",
-        http="httptools",
+        http=guarded_protocol(ConnectionLimits()),
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
         ws="none",
         server_header=False,
         proxy_headers=False,
@@ -175,7 +197,8 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
         backlog=4096,
     )
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if options.tls_cert is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     return _Server(config, url, options.announce)
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-from tide_gateway.auth import Owners
+from tide_gateway.auth import Owners, stored
+from tide_gateway.endpoints.calls import caller_of
+from tide_gateway.endpoints.logs import MAX_TAIL_BYTES, read_tail
 from tide_gateway.fleet import Fleet
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.clocks import TaskState
-from tide_sdk.wire import Limits, TaskView
+from tide_sdk.errors import TideError
+from tide_sdk.wire import PRINTABLE, Limits, TaskView
 
 MAX_PAGE = 500
+_Word = Annotated[str | None, Query(max_length=128, pattern=PRINTABLE)]
+_TaskId = Annotated[str, Path(max_length=128, pattern=PRINTABLE)]
 
 
 class View(BaseModel):
@@ -47,14 +54,14 @@ class ServerView(View):
 
 
 class EnvironmentView(View):
-    """One registered environment."""
+    """One registered environment; its servers are for authors and operators, and None for agents."""
 
     name: str
     runtime: str
     capacity: int
     taken: int
     limits: Limits
-    servers: list[ServerView]
+    servers: list[ServerView] | None
 
 
 class CapacityView(View):
@@ -72,53 +79,83 @@ class HealthView(View):
     replica: str
 
 
-def make_router(service: TaskService, owners: Owners) -> APIRouter:
-    """The routes of the views."""
-    router = APIRouter()
+def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None = None) -> APIRouter:
+    """The routes of the views.
 
-    def owner_of(request: Request) -> str:
-        header = request.headers.get("authorization")
-        return owners.owner(None if header is None else header.encode("latin-1"))
+    Args:
+        service: what is viewed.
+        owners: who views.
+        logs: the folder of the environment servers' log files, `NAME.log`; None where there is none.
+    """
+    router = APIRouter()
 
     @router.get("/healthz", tags=["operation"])
     async def healthz() -> HealthView:
-        """Whether the gateway answers; needs no token."""
+        """Whether the gateway answers; needs no key."""
         return HealthView(status="ok", replica=service.replica)
 
     @router.get("/tasks", tags=["tasks"])
     async def tasks(
         request: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-        after: Annotated[str | None, Query(max_length=128)] = None,
+        after: _Word = None,
         state: TaskState | None = None,
-        environment: Annotated[str | None, Query(max_length=128)] = None,
+        environment: _Word = None,
+        owner: _Word = None,
     ) -> TaskPage:
-        """Your tasks, newest first."""
-        owner = owner_of(request)
-        page = await service.tasks(owner, limit=limit, after=after, state=state, environment=environment)
+        """Your tasks, newest first; an operator may name another `owner`."""
+        caller = await caller_of(request, owners)
+        if owner not in (None, caller.owner):
+            caller.require("operator")
+        page = await service.tasks(
+            owner or caller.owner, limit=limit, after=after, state=state, environment=environment
+        )
         return TaskPage(tasks=page, next=page[-1].task_id if len(page) == limit else None)
 
     @router.get("/tasks/{task_id}", tags=["tasks"])
-    async def task(request: Request, task_id: str) -> TaskView:
-        """One of your tasks."""
-        return await service.task(owner_of(request), task_id)
+    async def task(request: Request, task_id: _TaskId) -> TaskView:
+        """One of your tasks; an operator sees everyone's."""
+        caller = await caller_of(request, owners)
+        return await owners.for_task(caller, task_id, lambda owner: service.task(owner, task_id))
 
     @router.get("/tasks/{task_id}/events", tags=["tasks"])
-    async def events(request: Request, task_id: str) -> list[EventView]:
+    async def events(request: Request, task_id: _TaskId) -> list[EventView]:
         """The history of one of your tasks, oldest first; turns are not in it."""
-        history = await service.history(owner_of(request), task_id)
+        caller = await caller_of(request, owners)
+        history = await owners.for_task(caller, task_id, lambda owner: service.history(owner, task_id))
         return [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
 
     @router.get("/environments", tags=["environments"])
     async def environments(request: Request) -> list[EnvironmentView]:
-        """The registered environments and their servers."""
-        owner_of(request)
-        return [_environment(fleet) for fleet in service.fleets.values()]
+        """The registered environments, and their servers if you are an author or an operator."""
+        caller = await caller_of(request, owners)
+        return [_environment(fleet, detailed=caller.may("author")) for fleet in service.fleets.values()]
+
+    @router.get("/environments/{name}/servers/{instance}/log", tags=["environments"], response_class=PlainTextResponse)
+    async def log(
+        request: Request,
+        name: Annotated[str, Path(max_length=128)],
+        instance: Annotated[str, Path(max_length=128)],
+        tail_bytes: Annotated[int, Query(ge=1, le=MAX_TAIL_BYTES)] = 64 * 1024,
+    ) -> Response:
+        """The end of an environment server's log, for authors and operators."""
+        (await caller_of(request, owners)).require("author")
+        fleet = service.fleets.get(name)
+        if fleet is None:
+            raise TideError("environment_unknown", "environment: not registered; see GET /environments")
+        known = any(instance == server[0] for server in fleet.servers())
+        if not known and owners.store is not None:
+            known = await stored(owners.store.has_instance(name, instance))
+        text = await read_tail(logs, instance, tail_bytes) if known and logs is not None else None
+        if text is None:
+            raise TideError("not_found", "instance: no such server, or it has no log; see GET /environments")
+        headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+        return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
     @router.get("/capacity", tags=["environments"])
     async def capacity(request: Request) -> dict[str, CapacityView]:
         """Free slots by environment."""
-        owner_of(request)
+        await caller_of(request, owners)
         return {
             name: CapacityView(capacity=f.capacity, taken=f.taken, free=max(0, f.capacity - f.taken))
             for name, f in service.fleets.items()
@@ -127,12 +164,13 @@ def make_router(service: TaskService, owners: Owners) -> APIRouter:
     return router
 
 
-def _environment(fleet: Fleet) -> EnvironmentView:
+def _environment(fleet: Fleet, *, detailed: bool) -> EnvironmentView:
+    servers = [ServerView(name=n, state=s, pid=p, tasks=t) for n, s, p, t in fleet.servers()] if detailed else None
     return EnvironmentView(
         name=fleet.spec.name,
         runtime=fleet.spec.runtime,
         capacity=fleet.capacity,
         taken=fleet.taken,
         limits=fleet.spec.all_limits,
-        servers=[ServerView(name=n, state=s, pid=p, tasks=t) for n, s, p, t in fleet.servers()],
+        servers=servers,
     )
