@@ -57,7 +57,7 @@ class GatewayApp:
         """Route by path, once it is clear that no strange web page calls."""
         if scope["type"] == "http":
             try:
-                refuse_strange_pages(scope, anonymous=self._owners.anonymous)
+                await refuse_strange_pages(scope, self._owners)
             except TideError as error:
                 await send_problem(send, error)
                 return

@@ -50,9 +50,14 @@ class Owners:
         self._read_at_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
 
-    @property
-    def anonymous(self) -> bool:
-        """True if callers without a key are served; a key that was just made may not be known yet."""
+    async def anonymous(self) -> bool:
+        """True while callers without a key are served.
+
+        Raises:
+            TideError: 503 while the keys cannot be read.
+        """
+        if not self._closed:
+            await self._refresh(FRESH_S)
         return not self._closed
 
     async def caller(self, authorization: bytes | None) -> Caller:
@@ -72,11 +77,9 @@ class Owners:
                 if found is not None:
                     return found
             words = "the key is unknown, revoked or expired"
-        if not self._closed:
-            await self._refresh(FRESH_S)
-        if self._closed:
-            raise TideError("unauthorized", words)
-        return LOCAL
+        if await self.anonymous():
+            return LOCAL
+        raise TideError("unauthorized", words)
 
     async def for_task(self, caller: Caller, task_id: str, call: Callable[[str], Awaitable[T]]) -> T:
         """Make a call on one task as its caller, and as the task's owner where an operator asks for another's.

@@ -201,10 +201,10 @@ async def test_the_first_key_closes_the_gateway_for_good(store, monkeypatch):
     monkeypatch.setattr(auth, "FRESH_S", 0.0)
     owners = Owners({}, store)
     assert await owners.caller(None) == LOCAL
-    assert owners.anonymous
+    assert await owners.anonymous()
     _, key = await store.create("ann", "agent")
     assert await refused(owners, None) == "unauthorized"
-    assert not owners.anonymous
+    assert not await owners.anonymous()
     await store.revoke(key.key_id)
     assert await refused(Owners({}, store), None) == "unauthorized"
     await store.database.write(lambda connection: connection.execute(delete(KeyRow)))

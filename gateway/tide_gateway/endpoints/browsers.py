@@ -6,19 +6,22 @@ machine (DNS rebinding) carries its own name in `Host`, which counts only while 
 
 from __future__ import annotations
 
-import ipaddress
+import re
 from typing import cast
 
+from tide_gateway.auth import Owners
 from tide_sdk.asgi import Headers, Scope
 from tide_sdk.errors import TideError
 
+_LOCAL = re.compile(rb"\s*(?:127(?:\.\d{1,3}){3}|\[::1\]|(?:[a-z0-9-]+\.)*localhost)\.?(?::\d{1,5})?\s*", re.IGNORECASE)
 
-def refuse_strange_pages(scope: Scope, *, anonymous: bool) -> None:
+
+async def refuse_strange_pages(scope: Scope, owners: Owners) -> None:
     """Refuse what only a browser on a strange page would send.
 
     Args:
         scope: of an HTTP request.
-        anonymous: whether callers without a key are served now.
+        owners: say whether callers without a key are served now.
 
     Raises:
         TideError: 403.
@@ -33,21 +36,6 @@ def refuse_strange_pages(scope: Scope, *, anonymous: bool) -> None:
         raise TideError(
             "forbidden", "Origin: pages of another origin may not call; behind a proxy, let it pass Host on"
         )
-    if anonymous and host is not None and not _is_local(host):
+    if host is not None and not _LOCAL.fullmatch(host) and await owners.anonymous():
         words = "Host: without keys only localhost and loopback addresses are served; make a key to use another name"
         raise TideError("forbidden", words)
-
-
-def _is_local(host: bytes) -> bool:
-    name = host.strip().decode("latin-1").lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
-    name = name.removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
