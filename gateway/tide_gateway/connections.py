@@ -93,9 +93,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Free the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -149,8 +147,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The header is whole."""
         self._num_pending_bytes = 0
-        self._enter(_Phase.BODY)
         super().on_headers_complete()
+        self._enter(_Phase.BODY)
         if self.parser is not None and self.parser.should_upgrade():
             # There is no other protocol here: answer it as it stands, and read no further.
             self.cycle.keep_alive = False
@@ -206,10 +204,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """See to it that the deadline is looked at in time; a timer that goes off earlier looks again."""
         due_s = self._due_s()
         if self._timer is None or self._timer_s > due_s:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_timer()
             self._timer_s = due_s
             self._timer = self.loop.call_at(due_s, self._look)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _look(self) -> None:
         self._timer = None
@@ -246,4 +248,13 @@ class GuardedProtocol(HttpToolsProtocol):
             head = b"content-type: application/problem+json\r\ntide-contract: 1\r\nconnection: close\r\n"
             length = b"content-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + length + body)
+            if status != 503 and self.transport.can_write_eof():
+                # With a close, what the caller still sends would be answered by a reset, which eats the answer.
+                self.transport.write_eof()
+                self._stop_timer()
+                self._timer = self.loop.call_later(self.limits_of_connection.rest_s, self.transport.close)
+                if waiting:
+                    self.cycle.disconnected = True
+                    self.cycle.message_event.set()
+                return
         self.transport.close()
