@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import ipaddress
 import json
 import stat
 import subprocess
@@ -13,6 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from tide_gateway.cli import main
 from tide_gateway.settings import SettingsError, check_tls
@@ -133,13 +138,6 @@ def test_g27_a_public_address_is_served_with_keys_only(tmp_path, capsys):
 def certificate(tmp_path_factory) -> Path:
     """A folder with cert.pem, key.pem, other.pem (another key) and locked.pem (the key with a passphrase)."""
     folder = tmp_path_factory.mktemp("tls")
-    x509 = pytest.importorskip("cryptography.x509")
-    import ipaddress
-
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-import uvicorn
+from raw_http import RawSite, SlowApp, serving
 
-from tide_gateway.connections import ConnectionLimits, guarded_protocol
+from tide_gateway.connections import ConnectionLimits
 
 LONG = ConnectionLimits()
 SHORT = ConnectionLimits(first_byte_s=0.2, header_s=0.2, body_pause_s=0.2, body_s=0.4, rest_s=0.2)
@@ -21,119 +18,12 @@ GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
 
 
-@dataclass
-class App:
-    """Reads each body and answers with its length; the test may hold it back, or let it answer at once."""
-
-    answers_first: bool = False
-    bodies: list[bytes] = field(default_factory=list)
-    scopes: list[dict] = field(default_factory=list)
-    gone: int = 0
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def __call__(self, scope, receive, send) -> None:
-        self.scopes.append(scope)
-        await self.gate.wait()
-        body, more = b"", not self.answers_first
-        while more:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                self.gone += 1
-                return
-            body += event["body"]
-            more = event.get("more_body", False)
-        self.bodies.append(body)
-        text = str(len(body)).encode()
-        headers = [(b"content-length", str(len(text)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
-
-
-@dataclass
-class Peer:
-    """The caller's end of one connection."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def send(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError):
-            self.writer.write(data)
-            await self.writer.drain()
-
-    async def answer(self) -> tuple[int, bytes]:
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
-        (length,) = [
-            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
-        ]
-        return int(head.split(b" ", 2)[1]), await asyncio.wait_for(self.reader.readexactly(length), 10)
-
-    async def problem(self) -> tuple[int, str]:
-        status, body = await self.answer()
-        problem = json.loads(body)
-        assert problem["status"] == status
-        assert problem["detail"]
-        await self.closed()
-        return status, problem["code"]
-
-    async def closed(self) -> None:
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(self.reader.read(), 10) == b""
-
-
-@dataclass
-class Site:
-    app: App
-    port: int
-    server: uvicorn.Server
-    peers: list[Peer] = field(default_factory=list)
-
-    async def connect(self) -> Peer:
-        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port))
-        self.peers.append(peer)
-        return peer
-
-
-@asynccontextmanager
-async def serving(limits: ConnectionLimits, app: App) -> AsyncIterator[Site]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=guarded_protocol(limits), ws="none", lifespan="off", log_config=None)
-    config.timeout_keep_alive = 60
-    config.timeout_graceful_shutdown = 1
-
-    class Server(uvicorn.Server):
-        up = asyncio.Event()
-
-        @contextlib.contextmanager
-        def capture_signals(self):
-            yield
-
-        async def startup(self, sockets=None) -> None:
-            await super().startup(sockets)
-            self.up.set()
-
-    server = Server(config)
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    async with asyncio.timeout(10):
-        await server.up.wait()
-    site = Site(app, listener.getsockname()[1], server)
-    try:
-        yield site
-    finally:
-        app.gate.set()
-        for peer in site.peers:
-            peer.writer.close()
-        server.should_exit = True
-        await asyncio.wait_for(running, 10)
-        listener.close()
-
-
 @pytest.fixture
 async def open_site() -> AsyncIterator[Callable]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(limits: ConnectionLimits, app: App | None = None) -> Site:
-            app = app or App()
+        async def start(limits: ConnectionLimits, app: SlowApp | None = None) -> RawSite:
+            app = app or SlowApp()
             if not app.answers_first:
                 app.gate.set()
             return await stack.enter_async_context(serving(limits, app))
@@ -253,7 +143,7 @@ async def test_a_body_that_does_not_come_is_408(open_site, trickles, eventually)
 
 
 async def test_a_caller_is_not_late_while_the_app_does_not_read(open_site, eventually):
-    app = App()
+    app = SlowApp()
     site = await open_site(SHORT, app)
     app.gate.clear()
     peer = await site.connect()
@@ -267,7 +157,7 @@ async def test_a_caller_is_not_late_while_the_app_does_not_read(open_site, event
 
 
 async def test_an_app_that_takes_its_time_is_waited_for(open_site, eventually):
-    app = App()
+    app = SlowApp()
     site = await open_site(SHORT, app)
     app.gate.clear()
     peer = await site.connect()
@@ -279,7 +169,7 @@ async def test_an_app_that_takes_its_time_is_waited_for(open_site, eventually):
 
 
 async def test_the_rest_of_a_body_that_is_answered_already_may_come_but_not_for_long(open_site):
-    site = await open_site(SHORT, App(answers_first=True))
+    site = await open_site(SHORT, SlowApp(answers_first=True))
     site.app.gate.set()
     peer = await site.connect()
     await peer.send(POST)

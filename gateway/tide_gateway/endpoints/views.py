@@ -94,6 +94,12 @@ def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None 
         """Whether the gateway answers; needs no key."""
         return HealthView(status="ok", replica=service.replica)
 
+    _add_tasks(router, service, owners)
+    _add_environments(router, service, owners, logs)
+    return router
+
+
+def _add_tasks(router: APIRouter, service: TaskService, owners: Owners) -> None:
     @router.get("/tasks", tags=["tasks"])
     async def tasks(
         request: Request,
@@ -125,6 +131,8 @@ def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None 
         history = await owners.for_task(caller, task_id, lambda owner: service.history(owner, task_id))
         return [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
 
+
+def _add_environments(router: APIRouter, service: TaskService, owners: Owners, logs: pathlib.Path | None) -> None:
     @router.get("/environments", tags=["environments"])
     async def environments(request: Request) -> list[EnvironmentView]:
         """The registered environments, and their servers if you are an author or an operator."""
@@ -160,8 +168,6 @@ def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None 
             name: CapacityView(capacity=f.capacity, taken=f.taken, free=max(0, f.capacity - f.taken))
             for name, f in service.fleets.items()
         }
-
-    return router
 
 
 def _environment(fleet: Fleet, *, detailed: bool) -> EnvironmentView:
