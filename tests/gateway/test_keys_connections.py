@@ -89,7 +89,7 @@ async def test_a_url_too_long_is_414(open_site):
 
 @pytest.mark.parametrize("tail", [b"0\r\n" + b"a: b\r\n" * 101, b"0\r\nX: " + b"a" * 40_000])
 async def test_a_trailer_too_large_is_431_and_the_app_learns_that_the_caller_is_gone(open_site, tail, eventually):
-    site = await open_site(LONG)
+    site = await open_site(replace(LONG, rest_s=600.0))
     peer = await site.connect()
     await peer.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
     await eventually(lambda: len(site.app.scopes) == 1, "the app waits for the body")
