@@ -20,10 +20,16 @@ MAX_LIMIT_S = 30 * 24 * 3600.0
 MAX_EPOCH = 2**63 - 1
 MAX_KEY_CHARS = 512
 MAX_HEARTBEAT_S = 24 * 3600.0
+MAX_PARTS = 1024
+"""Parts of a message's content, calls in a message, messages and tools in an answer, names in its metrics and info."""
+PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+"""What is stored or logged as a word holds no control characters: no NUL, which PostgreSQL refuses, and no new line."""
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_LIMIT_S, allow_inf_nan=False)]
 Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
-TaskId = Annotated[str, Field(min_length=1, max_length=128)]
+TaskId = Annotated[str, Field(min_length=1, max_length=128, pattern=PRINTABLE)]
+Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+Named = Annotated[dict[str, Any], Field(max_length=MAX_PARTS)]
 Limits = dict[ClockName, Seconds]
 
 
@@ -46,9 +52,9 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    content: str | Parts | None = None
+    tool_calls: Parts | None = None
+    tool_call_id: str | None = Field(default=None, max_length=512)
 
     @property
     def text(self) -> str:
@@ -60,6 +66,15 @@ class Message(BaseModel):
     def as_dict(self) -> dict[str, Any]:
         """The message as a plain dict, without the fields that are None."""
         return self.model_dump(exclude_none=True)
+
+
+class Action(Message):
+    """The message of an agent: an assistant's, whatever else it holds."""
+
+    role: Literal["assistant"]  # pyright: ignore[reportIncompatibleVariableOverride] (frozen: nobody assigns to it)
+
+
+MessageList = Annotated[list[Message], Field(max_length=MAX_PARTS)]
 
 
 class Clock(Wire):
@@ -95,11 +110,11 @@ class StartRequest(Wire):
         attempt: numbered upwards; a higher one ends the older attempt of the same key.
     """
 
-    environment: str = Field(min_length=1, max_length=128)
-    key: str = Field(min_length=1, max_length=MAX_KEY_CHARS)
+    environment: str = Field(min_length=1, max_length=128, pattern=PRINTABLE)
+    key: str = Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=PRINTABLE)
     task: dict[str, Any] | None = None
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    split: str | None = Field(default=None, max_length=64)
+    split: str | None = Field(default=None, max_length=64, pattern=PRINTABLE)
     kind: Literal["train", "eval"] = "train"
     limits: Limits | None = None
     attempt: int = Field(default=0, ge=0, le=2**31 - 1)
@@ -110,8 +125,8 @@ class StartResponse(Wire):
 
     task_id: TaskId
     turn: int
-    messages: list[Message]
-    tools: list[dict[str, Any]]
+    messages: MessageList
+    tools: Parts
     limits: Limits
     clocks: Clocks
 
@@ -121,7 +136,7 @@ class ObservationRequest(Wire):
 
     task_id: TaskId
     turn: int = Field(ge=0, le=2**31 - 1)
-    message: Message
+    message: Action
 
 
 class ObservationResponse(Wire):
@@ -135,11 +150,11 @@ class ObservationResponse(Wire):
     """
 
     turn: int
-    messages: list[Message]
+    messages: MessageList
     reward: float | None
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Named
     clocks: Clocks
 
 
@@ -162,14 +177,14 @@ class EndRequest(Wire):
     """`POST /end`."""
 
     task_id: TaskId
-    reason: str | None = Field(default=None, max_length=1024)
+    reason: str | None = Field(default=None, max_length=1024, pattern=r"^[^\x00]*$")
 
 
 class EndResponse(Wire):
     """The task's final account. `reward` is None after an infrastructure failure, never 0."""
 
     reward: float | None
-    metrics: dict[str, Any]
+    metrics: Named
     turns: int
     clocks: Clocks
     outcome: Outcome
@@ -187,10 +202,10 @@ class HealthResponse(Wire):
     """
 
     contract: int
-    environment: str
-    capacity: int
-    tasks: int
-    incarnation: str
+    environment: str = Field(max_length=128)
+    capacity: int = Field(le=2**31 - 1)
+    tasks: int = Field(ge=0, le=2**31 - 1)
+    incarnation: str = Field(min_length=1, max_length=128, pattern=PRINTABLE)
 
 
 class TaskView(Wire):

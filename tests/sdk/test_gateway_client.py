@@ -14,7 +14,7 @@ from tide_sdk.http import ConnectFailed, DeadlineExceeded, Disconnected, Protoco
 from tide_sdk.http_parse import Response
 from tide_sdk.retries import Backoff, place_wait_s
 from tide_sdk.server import EnvironmentServer
-from tide_sdk.wire import CapacityView
+from tide_sdk.wire import CapacityView, Message
 
 EPOCH = {"state": "paused", "epoch": 1, "clocks": {}}
 STARTED = {"task_id": "t", "turn": 0, "messages": [], "tools": [], "limits": {}, "clocks": {}}
@@ -191,7 +191,8 @@ async def test_the_whole_contract_is_typed(asgi, guess_class):
         )
         assert started.limits["idle"] == 9
         assert (await client.observation(started.task_id)).turn == 0
-        assert (await client.observe(started.task_id, 0, started.messages[0])).reward == 0.0
+        said = Message(role="assistant", content="0")
+        assert (await client.observe(started.task_id, 0, said)).reward == 0.0
         assert (await client.pause(started.task_id, epoch=3)).state == "paused"
         assert (await client.resume(started.task_id, epoch=4)).state == "waiting"
         assert (await client.end(started.task_id, "x" * 5000)).outcome.kind == "aborted"
