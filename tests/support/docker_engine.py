@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
 import functools
 import hashlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import uvicorn
 
 import tide_gateway
 import tide_sdk
+from tide_gateway.runtimes.docker import DockerRuntime
 from tide_gateway.specs import EnvironmentSpec
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class DockerEngine:
-    """One engine without networks of its own at the start; it ends with this process.
+    """One engine without networks of its own at the start; it ends with the thread that starts it: the main one.
 
     Args:
         flags: further flags of the engine.
@@ -168,6 +171,33 @@ def docker_spec(engine: DockerEngine | None = None, **changes: Any) -> Environme
         "env": {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
     } | changes
     return EnvironmentSpec.model_validate(values | {"docker": options})
+
+
+@contextlib.asynccontextmanager
+async def docker_runtimes(folder: Path, *specs: EnvironmentSpec) -> AsyncIterator[Callable[[], DockerRuntime]]:
+    """Makes runtimes of one new deployment, as several gateways have them; nothing of it is left.
+
+    Args:
+        folder: for logs.
+        specs: whose engines are cleaned; none takes the shared one's.
+    """
+    run_dir = Path(tempfile.mkdtemp(prefix="tide-run-"))
+    deployment = f"test-{secrets.token_hex(4)}"
+    made: list[DockerRuntime] = []
+
+    def make() -> DockerRuntime:
+        made.append(DockerRuntime(deployment, folder / "logs", run_dir, {}, specs or [docker_spec()]))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        last = make()
+        names = await last.survey()
+        await asyncio.gather(*(last.destroy(name, None, None, 0.0) for name in names))
+        for runtime in made:
+            await runtime.close()
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def inside(engine: DockerEngine, container_id: str, code: str) -> str:
