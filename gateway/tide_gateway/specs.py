@@ -57,8 +57,9 @@ class DockerOptions(Options):
         engines: engines that containers are spread over, `unix:///path` or `tcp://host:port`; empty takes DOCKER_HOST
             or the local socket.
         connect: `uds` shares a unix socket with a container that has no network (engines of this machine only);
-            `bridge` puts the container into an internal network and calls its address; `host` uses the engine's
-            network (only for environments that you trust).
+            `bridge` puts the container into an internal network and calls its address (the engine's iptables rules
+            keep it in; the engine's own machine it can reach); `host` uses the engine's network (only for environments
+            that you trust).
         address: for `bridge` on a remote engine, the host's address at which published ports are reached; empty takes
             the container's own address. A number is also what the ports are bound to, a name binds all of the host's.
         port: the container's port for `bridge`; for `host` each container gets a free one.

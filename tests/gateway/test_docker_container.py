@@ -84,10 +84,13 @@ def test_names_are_deterministic_and_stay_apart():
     assert container_name("abc", "maze/1") == container_name("abc", "maze/1")
 
 
-def test_the_deployments_networks_lead_nowhere():
-    assert network_config("abc", published=False)["internal"] is True
-    published = network_config("abc", published=True)
+def test_the_deployments_networks_lead_nowhere_and_have_names_of_their_own():
+    internal, published = (network_config("abc", kind, "1f") for kind in ("internal", "published"))
+    assert internal["internal"] is True
+    assert published["internal"] is False
     assert published["options"]["com.docker.network.bridge.enable_ip_masquerade"] == "false"
+    assert all(config["options"]["com.docker.network.bridge.enable_icc"] == "false" for config in (internal, published))
+    assert internal["name"] == "tide-abc-1f"
 
 
 @pytest.mark.parametrize(

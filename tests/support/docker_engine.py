@@ -8,12 +8,15 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import io
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +34,7 @@ from tide_gateway.specs import EnvironmentSpec
 ROOT = Path(__file__).parents[2]
 IMAGE = "tide-test-base:latest"
 OTHER_IMAGE = "tide-test-other:latest"
-"""The same files, said to be built for another architecture."""
+"""An empty one for another architecture."""
 READY_S = 60.0
 STOP_S = 60.0
 _FOLDERS = {
@@ -88,6 +91,8 @@ class DockerEngine:
         assert self._process is not None
         self._process.kill()
         self._process.wait(STOP_S)
+        # Its containerd dies with it. Where nobody reaps that, the next engine would wait for its corpse.
+        (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def restart(self) -> None:
         """Stop the engine, politely, and start it again."""
@@ -134,10 +139,10 @@ class DockerEngine:
 def engine_with_images(*flags: str) -> DockerEngine:
     """A running engine with the test images."""
     engine = DockerEngine(*flags).start()
-    base = _base_archive()
-    for image, platform in ((IMAGE, ""), (OTHER_IMAGE, "linux/s390x")):
-        words = ["docker", "-H", engine.url, "import", *(["--platform", platform] if platform else [])]
-        subprocess.run([*words, str(base), image], check=True, capture_output=True, timeout=120)
+    words = ["docker", "-H", engine.url, "import", str(_base_archive()), IMAGE]
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    for line in engine.client().load_image(_foreign_archive()):
+        assert "error" not in line, line
     return engine
 
 
@@ -216,3 +221,26 @@ def _base_archive() -> Path:
         subprocess.run([sys.executable, str(script), "--output", str(part)], check=True, timeout=300)
         part.replace(archive)
     return archive
+
+
+def _foreign_archive() -> bytes:
+    """An image archive, as `docker load` reads it."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("empty"))
+    digest = hashlib.sha256(layer.getvalue()).hexdigest()
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
+    config = {"architecture": "s390x", "os": "linux", "config": {}, "rootfs": rootfs, "history": [{}]}
+    manifest = [{"Config": "config.json", "RepoTags": [OTHER_IMAGE], "Layers": ["layer.tar"]}]
+    files = {
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+        "layer.tar": layer.getvalue(),
+    }
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return whole.getvalue()

@@ -263,7 +263,8 @@ class DockerRuntime:
             watch.expected = True
         try:
             async with asyncio.timeout(REMOVE_S):
-                left = await bury(engine, container_name(self._deployment, name), self._log_path(name), None, 0.0)
+                called = container_name(self._deployment, name)
+                left = await bury(engine, called, self._log_path(name), None, 0.0, failed=True)
                 obituary = replace(left, blocked=obituary.blocked)
         except (EngineRefused, OSError) as error:
             log.warning("a container of instance %s may be left until the next survey: %s", name, error)

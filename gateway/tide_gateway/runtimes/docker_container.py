@@ -15,6 +15,10 @@ DEPLOYMENT = "tide.deployment"
 INSTANCE = "tide.instance"
 ENVIRONMENT = "tide.environment"
 """Labels of every container: whose it is, which instance, of which environment."""
+NETWORK = "tide.network"
+INTERNAL = "internal"
+PUBLISHED = "published"
+"""Label of every network, and the two kinds of them."""
 
 SOCKET_FOLDER = "/run/tide"
 SOCKET_NAME = "env.sock"
@@ -49,27 +53,25 @@ def container_name(deployment: str, name: str) -> str:
     return f"tide-{deployment}-{safe}"
 
 
-def network_name(deployment: str, published: bool) -> str:
-    """The deployment's own network: internal, or one whose ports can be published."""
-    return f"tide-{deployment}-published" if published else f"tide-{deployment}"
+def network_config(deployment: str, kind: str, mark: str) -> dict[str, Any]:
+    """What an engine is asked to create as a network of the deployment.
 
-
-def network_config(deployment: str, published: bool) -> dict[str, Any]:
-    """What an engine is asked to create as the deployment's network.
-
-    Engines publish no ports of an internal network. The other kind does without address translation, so that an
-    answer from outside finds no way back in. On both, containers cannot call each other.
+    Args:
+        deployment: whose network it is.
+        kind: `internal`, or `published` for one whose ports can be published. Engines publish no ports of an internal
+            network; the other kind does without address translation, so that an answer from outside finds no way
+            back in. On both, containers cannot call each other.
+        mark: makes the name unique; engines take a name twice, and then cannot tell the two apart.
     """
     options = {"com.docker.network.bridge.enable_icc": "false"}
-    if published:
+    if kind == PUBLISHED:
         options["com.docker.network.bridge.enable_ip_masquerade"] = "false"
     return {
-        "name": network_name(deployment, published),
+        "name": f"tide-{deployment}-{mark}",
         "driver": "bridge",
-        "internal": not published,
-        "check_duplicate": True,
+        "internal": kind == INTERNAL,
         "options": options,
-        "labels": {DEPLOYMENT: deployment},
+        "labels": {DEPLOYMENT: deployment, NETWORK: kind},
     }
 
 

@@ -67,6 +67,7 @@ class Engine:
         self._lock = threading.Lock()
         self._client: Any = None
         self._stream: Any = None
+        self._platform = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._read_events, name="tide-docker-events", daemon=True)
         self._thread.start()
@@ -87,6 +88,7 @@ class Engine:
                 await self._contacted.wait()
         except TimeoutError:
             self.why = f"no answer within {2 * _CONNECT_S:g} s"
+            self._contacted.set()  # whoever comes next need not wait for it, too
         if not self.healthy:
             raise EngineUnreachable(f"engine {self.url} is down: {self.why}")
 
@@ -127,8 +129,10 @@ class Engine:
 
     async def platform(self) -> str:
         """What the engine runs, for example `linux/amd64`."""
-        version = await self.call("version", api_version=False)
-        return f"{version.get('Os', 'linux')}/{version.get('Arch', '')}"
+        if not self._platform:
+            version = await self.call("version", api_version=False)
+            self._platform = f"{version.get('Os', 'linux')}/{version.get('Arch', '')}"
+        return self._platform
 
     async def close(self) -> None:
         """Stop reading events. Safe to repeat."""

@@ -53,15 +53,18 @@ async def until_dead(engine: Engine, container: str, watch: Watch) -> None:
                     return
 
 
-async def bury(engine: Engine, container: str, log_path: Path, watch: Watch | None, grace_s: float) -> Obituary:
+async def bury(
+    engine: Engine, container: str, log_path: Path, watch: Watch | None, grace_s: float, *, failed: bool = False
+) -> Obituary:
     """Stop a container and remove it with its volumes. Safe to repeat; none is fine.
 
     Args:
         engine: where it is.
         container: its name.
-        log_path: where the log is kept of one that does not run any more, or is given no time to stop.
+        log_path: where the log is kept of one that ended by itself or has failed.
         watch: told of its end, None for one that nobody watches.
         grace_s: seconds between asking and killing; 0 kills at once.
+        failed: it never became ready.
 
     Raises:
         EngineUnreachable, EngineRefused: it may be left.
@@ -71,10 +74,10 @@ async def bury(engine: Engine, container: str, log_path: Path, watch: Watch | No
         return Obituary()
     state = State.of(found)
     obituary = Obituary(state)
+    if failed or state.is_over:
+        obituary = await _keep_log(engine, found["Id"], state, log_path)
     if state.is_alive and grace_s > 0:
         await _ask_to_stop(engine, found["Id"], state, watch or Watch(container, engine.url), grace_s)
-    else:
-        obituary = await _keep_log(engine, found["Id"], state, log_path)
     await remove(engine, found["Id"])
     return obituary
 
@@ -127,7 +130,8 @@ async def _keep_log(engine: Engine, container_id: str, state: State, log_path: P
     try:
         text = await engine.run(read, SLOW_S)
     except EngineRefused as error:
-        log.warning("the log of container %s cannot be read: %s", container_id, error)
+        if error.status not in (404, 409):  # those mean that somebody else removes it just now
+            log.warning("the log of container %s cannot be read: %s", container_id, error)
         return Obituary(state)
     return _obituary(state, text, log_path) if text else Obituary(state)
 

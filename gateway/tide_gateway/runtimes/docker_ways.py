@@ -6,24 +6,30 @@ import asyncio
 import hashlib
 import os
 import random
+import secrets
 import shutil
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.runtimes.docker_container import (
+    DEPLOYMENT,
+    INTERNAL,
+    NETWORK,
+    PUBLISHED,
     SOCKET_NAME,
     Way,
     network_config,
-    network_name,
 )
 from tide_gateway.runtimes.docker_engines import Engine
 from tide_gateway.runtimes.docker_sdk import EngineRefused
 from tide_gateway.specs import DockerOptions
 
 MAX_SOCKET_PATH_BYTES = 107
+_CLOSE_S = 10.0
 _REMOTE_PORTS = range(20_000, 32_000)
 
 
@@ -41,7 +47,7 @@ class Ways:
     def __init__(self, deployment: str, run_dir: Path) -> None:
         self._deployment = deployment
         self._run_dir = run_dir.absolute()
-        self._networks: dict[tuple[str, bool], Engine] = {}
+        self._networks: set[Engine] = set()
         self._lock = asyncio.Lock()
         self._ports: dict[str, int] = {}
         if len(os.fsencode(self.socket("x"))) > MAX_SOCKET_PATH_BYTES:
@@ -68,7 +74,7 @@ class Ways:
         if options.connect == "host":
             return Way(port=self._take_port(engine, name), network="host")
         publish = bool(options.address)
-        network = options.network or await self._make_network(engine, publish)
+        network = options.network or await self._make_network(engine, PUBLISHED if publish else INTERNAL)
         return Way(port=options.port, network=network, publish=_host_ip(options.address) if publish else "")
 
     def seal(self, name: str) -> None:
@@ -105,9 +111,10 @@ class Ways:
     async def close(self) -> None:
         """Remove the deployment's networks that this process used, where no container is in them any more: an engine
         has addresses for a few dozen networks only."""
-        for (_, published), engine in self._networks.items():
+        for engine in self._networks:
             try:
-                await engine.call("remove_network", network_name(self._deployment, published), limit_s=5.0)
+                for network in await self._list_networks(engine):
+                    await engine.call("remove_network", network["Id"], limit_s=_CLOSE_S)
             except (EngineRefused, OSError):  # in use, gone, or out of reach
                 continue
         self._networks.clear()
@@ -132,24 +139,26 @@ class Ways:
                 self._ports[name] = port
                 return port
 
-    async def _make_network(self, engine: Engine, published: bool) -> str:
-        name = network_name(self._deployment, published)
+    async def _make_network(self, engine: Engine, kind: str) -> str:
+        """The id of the deployment's network of that kind. Replicas that ask at once may make one each; all later
+        containers join the oldest."""
         async with self._lock:
-            try:
-                await engine.call("inspect_network", name)
-            except EngineRefused as error:
-                if error.status != 404:
-                    raise
-                await self._create_network(engine, published)
-            self._networks[engine.url, published] = engine
-        return name
+            self._networks.add(engine)
+            for _ in range(3):
+                listed = await self._list_networks(engine)
+                found = [network for network in listed if (network.get("Labels") or {}).get(NETWORK) == kind]
+                if found:
+                    return min(found, key=lambda network: (network["Created"], network["Id"]))["Id"]
+                await self._create_network(engine, kind)
+        raise LaunchFailed(f"networks of the engine {engine.url} are removed as soon as they are made")
 
-    async def _create_network(self, engine: Engine, published: bool) -> None:
+    async def _list_networks(self, engine: Engine) -> list[dict[str, Any]]:
+        return await engine.call("networks", filters={"label": f"{DEPLOYMENT}={self._deployment}"}, limit_s=_CLOSE_S)
+
+    async def _create_network(self, engine: Engine, kind: str) -> None:
         try:
-            await engine.call("create_network", **network_config(self._deployment, published))
+            await engine.call("create_network", **network_config(self._deployment, kind, secrets.token_hex(4)))
         except EngineRefused as error:
-            if error.status == 409 or "already exists" in str(error):
-                return  # another replica was faster
             if "address pool" in str(error):
                 raise LaunchFailed(
                     f"the engine {engine.url} has no addresses left for a network: {error}; remove unused networks "
