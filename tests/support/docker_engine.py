@@ -25,6 +25,7 @@ from typing import Any
 
 import docker
 import uvicorn
+from docker.errors import DockerException
 
 import tide_gateway
 import tide_sdk
@@ -110,7 +111,7 @@ class DockerEngine:
         if self._process is not None:
             if self._process.poll() is not None:
                 self.start()  # what a killed engine left runs still
-            with contextlib.suppress(docker.errors.DockerException):
+            with contextlib.suppress(DockerException):
                 client = self.client()
                 for container in client.containers(all=True):
                     client.remove_container(container["Id"], force=True, v=True)
@@ -124,7 +125,7 @@ class DockerEngine:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"dockerd ended: {(self.folder / 'dockerd.log').read_text()[-2000:]}")
-        with contextlib.suppress(docker.errors.DockerException, OSError):
+        with contextlib.suppress(DockerException, OSError):
             return docker.APIClient(self.url, timeout=5).ping()
         return False
 

@@ -264,7 +264,7 @@ class DockerRuntime:
         try:
             async with asyncio.timeout(REMOVE_S):
                 called = container_name(self._deployment, name)
-                left = await bury(engine, called, self._log_path(name), None, 0.0, failed=True)
+                left = await bury(engine, called, self._log_path(name), self._watches, 0.0, failed=True)
                 obituary = replace(left, blocked=obituary.blocked)
         except (EngineRefused, OSError) as error:
             log.warning("a container of instance %s may be left until the next survey: %s", name, error)
@@ -274,11 +274,10 @@ class DockerRuntime:
 
     async def _destroy_on(self, engine: Engine, name: str, grace_s: float) -> bool:
         called = container_name(self._deployment, name)
-        watch = next((watch for watch in self._watches.named(name) if watch.engine == engine.url), None)
         try:
             async with asyncio.timeout(grace_s + REMOVE_S):
                 await engine.ready()
-                await bury(engine, called, self._log_path(name), watch, grace_s)
+                await bury(engine, called, self._log_path(name), self._watches, grace_s)
                 return True
         except (EngineRefused, OSError) as error:
             log.warning("a container of instance %s may be left until the next survey: %s", name, error)

@@ -10,10 +10,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from tide_gateway.runtimes.docker_container import State
+from tide_gateway.runtimes.docker_container import INSTANCE, State
 from tide_gateway.runtimes.docker_engines import SLOW_S, Engine
 from tide_gateway.runtimes.docker_sdk import EngineRefused
-from tide_gateway.runtimes.docker_watch import Obituary, Watch
+from tide_gateway.runtimes.docker_watch import Obituary, Watch, Watches
 
 MAX_LOG_BYTES = 256 * 1024
 _MAX_LINE_CHARS = 300
@@ -54,7 +54,7 @@ async def until_dead(engine: Engine, container: str, watch: Watch) -> None:
 
 
 async def bury(
-    engine: Engine, container: str, log_path: Path, watch: Watch | None, grace_s: float, *, failed: bool = False
+    engine: Engine, container: str, log_path: Path, watches: Watches, grace_s: float, *, failed: bool = False
 ) -> Obituary:
     """Stop a container and remove it with its volumes. Safe to repeat; none is fine.
 
@@ -62,7 +62,7 @@ async def bury(
         engine: where it is.
         container: its name.
         log_path: where the log is kept of one that ended by itself or has failed.
-        watch: told of its end, None for one that nobody watches.
+        watches: hears of its end.
         grace_s: seconds between asking and killing; 0 kills at once.
         failed: it never became ready.
 
@@ -77,7 +77,8 @@ async def bury(
     if failed or state.is_over:
         obituary = await _keep_log(engine, found["Id"], state, log_path)
     if state.is_alive and grace_s > 0:
-        await _ask_to_stop(engine, found["Id"], state, watch or Watch(container, engine.url), grace_s)
+        name = found["Config"]["Labels"].get(INSTANCE, container)
+        await _ask_to_stop(engine, found["Id"], state, watches.add(found["Id"], name, engine.url), grace_s)
     await remove(engine, found["Id"])
     return obituary
 
