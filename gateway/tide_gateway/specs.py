@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tide_sdk.clocks import ClockName
 from tide_sdk.wire import Limits, Seconds
@@ -55,20 +55,23 @@ class DockerOptions(Options):
 
     Attributes:
         image: image that serves the contract; it gets `TIDE_CAPACITY`, and `TIDE_UDS` (a socket to listen on) or
-            `TIDE_PORT` (a port of all interfaces).
-        engines: engines that containers are spread over; empty takes DOCKER_HOST or the local socket.
+            `TIDE_PORT` (a port of all interfaces). A `command` replaces the image's own; its entry point stays.
+        engines: engines that containers are spread over, `unix:///path` or `tcp://host:port`; empty takes DOCKER_HOST
+            or the local socket.
         connect: `uds` shares a unix socket with a container that has no network (engines of this machine only);
-            `bridge` puts the container into an internal network and calls its address; `host` uses the engine's
-            network (only for environments that you trust).
+            `bridge` puts the container into an internal network and calls its address (the engine's iptables rules
+            keep it in; the engine's own machine it can reach); `host` uses the engine's network (only for environments
+            that you trust).
         address: for `bridge` on a remote engine, the host's address at which published ports are reached; empty takes
-            the container's own address.
+            the container's own address. A number is also what the ports are bound to, a name binds all of the host's.
         port: the container's port for `bridge`; for `host` each container gets a free one.
         pull: `missing` pulls an image once per engine where it is not there, `never` refuses, `always` pulls once for
             each launch.
         platform: what the image must be built for, for example `linux/amd64`; empty takes the engine's own.
         memory_mb, cpus, pids: limits of each container.
         tmpfs_mb: size of `/tmp`, the only place where a read-only container can write; 0 leaves it out.
-        user: user and group of the container's processes; never root unless you write it here.
+        user: user and group of the container's processes; never root unless you write it here. A gateway that is not
+            root writes its own here, where the environment's socket is for its owner alone.
         read_only: the container's own files cannot be changed.
         network: name of an engine network to join, for environments that need one; empty gives none.
         mounts: `HOST_PATH:CONTAINER_PATH`, mounted read-only.
@@ -76,12 +79,12 @@ class DockerOptions(Options):
     """
 
     image: Annotated[str, Field(min_length=1, max_length=512)]
-    engines: tuple[str, ...] = ()
+    engines: tuple[Annotated[str, Field(pattern=r"^(unix:///|tcp://)[!-~]+$")], ...] = ()
     connect: Literal["uds", "bridge", "host"] = "uds"
-    address: str = ""
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]*$")] = ""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     pull: Literal["missing", "never", "always"] = "missing"
-    platform: str = ""
+    platform: Annotated[str, Field(pattern=r"^([a-z0-9]+/[a-z0-9_]+(/[a-z0-9]+)?)?$")] = ""
     memory_mb: Annotated[int, Field(ge=16, le=4_194_304)] = 1024
     cpus: Annotated[float, Field(gt=0, le=1024)] = 1.0
     pids: Annotated[int, Field(ge=8, le=1_000_000)] = 256
@@ -89,8 +92,18 @@ class DockerOptions(Options):
     user: Annotated[str, Field(min_length=1, max_length=64)] = "65534:65534"
     read_only: bool = True
     network: str = ""
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[Annotated[str, Field(pattern=r"^/[^:\x00]*:/[^:\x00]*$")], ...] = ()
     runtime: str = ""
+
+    @model_validator(mode="after")
+    def _check_connection(self) -> DockerOptions:
+        if self.connect == "uds" and any(not url.startswith("unix:") for url in self.engines):
+            raise ValueError('engines: connect = "uds" needs engines of this machine (unix:///...); take "bridge"')
+        if self.connect == "uds" and self.address:
+            raise ValueError('address: only for connect = "bridge" or "host"')
+        if self.connect == "host" and self.network:
+            raise ValueError('network: connect = "host" uses the engine\'s own network; leave network out')
+        return self
 
 
 class RemoteOptions(Options):
