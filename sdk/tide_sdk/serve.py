@@ -126,7 +126,8 @@ def _serve(
 def fill_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Take what the command line leaves open from the variables of a container, then from the defaults.
 
-    An address on the command line leaves all address variables unread; TIDE_UDS wins over TIDE_HOST and TIDE_PORT.
+    An address on the command line leaves all address variables unread; TIDE_UDS wins over TIDE_HOST and TIDE_PORT. A
+    socket that a variable names is open to every user, one that an argument names to its own user alone.
 
     Args:
         arguments: as parsed; changed in place.
@@ -138,10 +139,13 @@ def fill_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
     arguments.target = arguments.target or environ.get("TIDE_ENVIRONMENT")
     if not arguments.target:
         raise ServeError("which class? Give MODULE:CLASS or set TIDE_ENVIRONMENT")
+    arguments.uds_mode = 0o600
     if arguments.capacity is None:
         arguments.capacity = _number(environ, "TIDE_CAPACITY")
     if arguments.host is None and arguments.port is None and arguments.uds is None:
         arguments.uds = environ.get("TIDE_UDS") or None
+        # The gateway outside a container is another user; it gave a folder that nobody else gets into.
+        arguments.uds_mode = 0o666
         arguments.host = environ.get("TIDE_HOST") or None
         arguments.port = _number(environ, "TIDE_PORT")
     arguments.host = arguments.host or "127.0.0.1"
@@ -251,7 +255,7 @@ def _listen(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
                 path.unlink()
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(str(path))
-            path.chmod(0o600)
+            path.chmod(arguments.uds_mode)
             url = f"unix:{path}"
         else:
             family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
