@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
 
         self.do(settled())
         open_tasks = [task for task in self.do(self.bench.repository.open_tasks()) if not task.released]
-        assert self.bench.service.fleets["scripted"].taken == len(open_tasks) <= 2
+        assert self.await bench.taken() == len(open_tasks) <= 2
         on_servers = sum(len(environment.tasks) for environment in self.bench.runtime.launched.values())
         assert on_servers == len(open_tasks)
         for task in open_tasks:
