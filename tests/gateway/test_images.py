@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer
 
 from tide_gateway.settings import load_settings
 from tide_sdk.client import GatewayClient
@@ -73,6 +74,14 @@ def build(docker, engine_url: str) -> Callable[..., str]:
     return build_once
 
 
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
     # Short, and open to the container's user inside a folder that is not.
@@ -95,6 +104,21 @@ def until(docker) -> Callable[[str, Callable[[], object]], None]:
             time.sleep(0.1)
 
     return wait
+
+
+@pytest.fixture
+def is_healthy(docker) -> Callable[[str], bool]:
+    """Whether the image's own check passes now; the engine would wait for it ten seconds."""
+
+    def ask(name: str) -> bool:
+        check = json.loads(docker("inspect", "--format={{json .Config.Healthcheck.Test}}", name))
+        assert check[0] == "CMD"
+        with contextlib.suppress(AssertionError):
+            docker("exec", name, *check[1:])
+            return True
+        return False
+
+    return ask
 
 
 @pytest.fixture
@@ -150,24 +174,38 @@ async def test_an_environment_listens_on_its_port_where_no_socket_is_named(build
     assert docker("exec", name, "python", "-c", "import os; print(os.getuid(), os.getgid())") == "65534 65534"
 
 
-def test_the_gateway_is_healthy_by_its_own_check_and_writes_only_its_data(build, docker, container, until):
+def test_the_gateway_is_healthy_by_its_own_check_and_writes_only_its_data(build, docker, container, until, is_healthy):
     image = build("gateway")
     config = f"--volume={ROOT / 'examples' / 'environments.toml'}:/etc/tide/environments.toml:ro"
     tokens = f"--env=TIDE_GATEWAY_TOKENS={SECRETS['TIDE_GATEWAY_TOKENS']}"
     name = container(*STRICT, config, tokens, image)
-    check = json.loads(docker("inspect", "--format={{json .Config.Healthcheck.Test}}", image))
-    assert check[0] == "CMD"
-
-    def healthy() -> bool:
-        with contextlib.suppress(AssertionError):
-            docker("exec", name, *check[1:])
-            return True
-        return False
-
-    until(name, healthy)
+    until(name, lambda: is_healthy(name))
     assert docker("exec", name, "python", "-c", "import os; print(os.getuid())") == "10001"
     found = docker("exec", name, "python", "-c", "import os; print(*os.listdir('/data'))").split()
     assert "tide-gateway.db" in found
+    docker("stop", "--time=10", name)
+    assert docker("inspect", "--format={{.State.ExitCode}}", name) == "0"
+
+
+@pytest.mark.postgres
+def test_the_gateway_serves_on_postgresql_as_compose_runs_it(build, docker, container, until, is_healthy, postgres):
+    url = postgres.create_database()
+    socket = f"--volume={postgres.folder}/.s.PGSQL.5432:/pg/.s.PGSQL.5432"
+    config = f"--volume={ROOT / 'examples' / 'environments.toml'}:/etc/tide/environments.toml:ro"
+    tokens = f"--env=TIDE_GATEWAY_TOKENS={SECRETS['TIDE_GATEWAY_TOKENS']}"
+    database = f"--database={url.replace(str(postgres.folder), '/pg')}"
+    serve = (
+        "tide-gateway",
+        "serve",
+        "--config=/etc/tide/environments.toml",
+        "--host=0.0.0.0",
+        "--data=/data",
+        "--keep",
+    )
+    name = container(*STRICT, "--init", socket, config, tokens, build("gateway"), *serve, database)
+    until(name, lambda: is_healthy(name))
+    code = "import os, sys; print(*sorted(os.listdir('/data')))"
+    assert "tide-gateway.db" not in docker("exec", name, "python", "-c", code).split()
     docker("stop", "--time=10", name)
     assert docker("inspect", "--format={{.State.ExitCode}}", name) == "0"
 
