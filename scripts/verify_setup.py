@@ -15,7 +15,7 @@ from pathlib import Path
 from unmet_requirements import direct_requirements, named_extras
 
 # Importing vLLM takes half a minute: its metadata and one of its compiled parts tell enough.
-IMPORTED = ("fastapi", "minigrid", "sqlalchemy", "torch", "transformers", "trl")
+IMPORTED = ("docker", "fastapi", "minigrid", "psycopg", "ray", "sqlalchemy", "torch", "transformers", "trl")
 # Command -> a distribution that the extra behind it brings.
 COMMANDS = {"tide-env": "pydantic", "tide-gateway": "sqlalchemy", "tide-train": "torch"}
 COMMAND_TIMEOUT_S = 120

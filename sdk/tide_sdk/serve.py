@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -35,9 +36,13 @@ class ServeError(Exception):
 def add_parser(subparsers: Any) -> None:
     """Add `serve` to the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser("serve", help="serve an environment class over HTTP")
-    parser.add_argument("target", metavar="MODULE:CLASS", help="for example my_package.guess:Guess")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
-    parser.add_argument("--port", type=int, default=0, help="port, 0 lets the system choose (default)")
+    parser.description = (
+        "Serve an environment class over HTTP. What is not given is taken from the variables TIDE_ENVIRONMENT "
+        "(MODULE:CLASS), TIDE_UDS, TIDE_HOST, TIDE_PORT and TIDE_CAPACITY, which images and the gateway set."
+    )
+    parser.add_argument("target", nargs="?", metavar="MODULE:CLASS", help="for example my_package.guess:Guess")
+    parser.add_argument("--host", help="address to listen on (default: loopback)")
+    parser.add_argument("--port", type=int, help="port, 0 lets the system choose (default)")
     parser.add_argument("--uds", metavar="PATH", help="listen on a unix socket instead")
     parser.add_argument("--capacity", type=int, help="tasks held at once (default: the class's own)")
     parser.add_argument("--announce", metavar="FILE", help="write {url, pid} here as JSON once listening")
@@ -54,8 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if os.environ.get("TIDE_PARENT_DEATH") == "1":
         die_with_parent()
+    fill_in(arguments, os.environ)
     if arguments.capacity is not None and arguments.capacity < 1:
-        raise ServeError("--capacity must be at least 1")
+        raise ServeError("--capacity (TIDE_CAPACITY) must be at least 1")
     if arguments.uds is None and not arguments.allow_public and not _is_loopback(arguments.host):
         raise ServeError(
             f"--host {arguments.host} can be reached from other machines; give --allow-public if that is meant"
@@ -115,6 +121,42 @@ def _serve(
                     announce(Path(arguments.announce), url)
 
     Server(config).run(sockets=[listener])
+
+
+def fill_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Take what the command line leaves open from the variables of a container, then from the defaults.
+
+    An address on the command line leaves all address variables unread; TIDE_UDS wins over TIDE_HOST and TIDE_PORT. A
+    socket that a variable names is open to every user, one that an argument names to its own user alone.
+
+    Args:
+        arguments: as parsed; changed in place.
+        environ: the process environment; an empty variable counts as unset.
+
+    Raises:
+        ServeError: no class is named anywhere, or a variable is not a number.
+    """
+    arguments.target = arguments.target or environ.get("TIDE_ENVIRONMENT")
+    if not arguments.target:
+        raise ServeError("which class? Give MODULE:CLASS or set TIDE_ENVIRONMENT")
+    arguments.uds_mode = 0o600
+    if arguments.capacity is None:
+        arguments.capacity = _number(environ, "TIDE_CAPACITY")
+    if arguments.host is None and arguments.port is None and arguments.uds is None:
+        arguments.uds = environ.get("TIDE_UDS") or None
+        # The gateway outside a container is another user; it gave a folder that nobody else gets into.
+        arguments.uds_mode = 0o666
+        arguments.host = environ.get("TIDE_HOST") or None
+        arguments.port = _number(environ, "TIDE_PORT")
+    arguments.host = arguments.host or "127.0.0.1"
+    arguments.port = arguments.port or 0
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise ServeError(f"{name} must be a whole number, not {text!r}")
+    return int(text) if text else None
 
 
 def load_class(target: str) -> type[Environment]:
@@ -213,7 +255,7 @@ def _listen(arguments: argparse.Namespace) -> tuple[socket.socket, str]:
                 path.unlink()
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(str(path))
-            path.chmod(0o600)
+            path.chmod(arguments.uds_mode)
             url = f"unix:{path}"
         else:
             family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET

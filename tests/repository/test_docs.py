@@ -50,8 +50,8 @@ def test_paths_in_code_of_the_maps_exist(tree):
 def targets(tree) -> set[str]:
     makefile = (tree.root / "Makefile").read_text(encoding="utf-8")
     named = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
-    benches = {p.stem.removeprefix("bench_").replace("_", "-") for p in (tree.root / "benchmarks").glob("bench_*.py")}
-    return named | {"bench-NAME"} | {f"bench-{name}" for name in benches}
+    scripts = [p.stem for kind in ("bench", "soak") for p in (tree.root / "benchmarks").glob(f"{kind}_*.py")]
+    return named | {"bench-NAME", "soak-NAME"} | {name.replace("_", "-") for name in scripts}
 
 
 def test_make_targets_named_in_the_documents_exist(tree, targets):
