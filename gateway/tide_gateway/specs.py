@@ -155,8 +155,13 @@ class RemoteOptions(Options):
 class RayOptions(Options):
     """`[environments.NAME.ray]`: server processes spread over a Ray cluster; the environment's `command` is run there.
 
+    The nodes need the environment's own package, and Ray of the gateway's version; nothing else of ours. A server has
+    its node's variables, `env`, and TIDE_HOST, TIDE_PORT (for `{port}`) and TIDE_CAPACITY, so that a command can be
+    `tide-env serve MODULE:CLASS --host {host} --port {port} --allow-public`.
+
     Attributes:
-        address: the cluster, as `ray.init(address=...)` takes it; empty takes RAY_ADDRESS or a local cluster.
+        address: the cluster, as `ray.init(address=...)` takes it; empty takes RAY_ADDRESS, or the cluster that runs on
+            this machine, or starts one that ends with the gateway.
         num_cpus, memory_mb: what the cluster reserves for each server; 0 MB reserves none.
         resources: custom resources, for example `{browser = 1.0}`.
     """
@@ -177,7 +182,8 @@ class EnvironmentSpec(Options):
         command: argv of one environment server. `{uds}` becomes a unix socket to listen on, or `{announce}` a file
             into which the server writes `{"url": ...}` when it is ready, or `{port}` a free TCP port of 127.0.0.1;
             exactly one of them must occur. `{capacity}` becomes the tasks that one server shall hold. For `docker` it
-            replaces the image's own command, where it is given.
+            replaces the image's own command, where it is given. For `ray` also `{host}` becomes the address of the node
+            that the server runs on, and it must listen there.
         env: further environment variables of the server.
         capacity: tasks at once, starting and ending ones counted.
         servers: environment servers at most; tasks are spread evenly.
