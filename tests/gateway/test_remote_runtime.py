@@ -77,6 +77,28 @@ async def test_both_wait_for_a_server_that_is_not_there_yet(runtime):
         assert (await launching).health.incarnation == "first"
 
 
+async def test_a_restarted_server_has_exited_and_one_that_refuses_for_a_moment_has_not(peer, eventually):
+    runtime = RemoteRuntime(refused_s=1.0)
+    peer.extra = "Connection: close\r\n"
+    spec = spec_of(f"http://127.0.0.1:{peer.port}", probe_interval_s=0.02)
+    server = await runtime.launch("far", 0, spec, 5.0)
+    peer.pause()
+    with pytest.raises(ConnectFailed):
+        await server.channel.request("GET", "/health")
+    await peer.go_on()
+    seen = len(peer.heads)
+    await eventually(lambda: len(peer.heads) > seen + 2, "it is asked again")
+    assert not server.exited.is_set()
+    peer.health["incarnation"] = "second"
+    await eventually(server.exited.is_set, "the other incarnation is seen")
+
+    server = await runtime.launch("far-again", 0, spec, 5.0)
+    peer.pause()
+    await eventually(server.exited.is_set, "it refused for too long")
+    await peer.go_on()
+    await runtime.close()
+
+
 @pytest.mark.parametrize(
     ("status", "extra", "health", "told"),
     [

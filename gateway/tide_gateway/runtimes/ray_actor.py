@@ -78,7 +78,9 @@ class ServerActor:
         started.wait()
 
     async def place(self) -> dict[str, Any]:
-        """Where the server listens, once it says so: `{url, host, node, pid}`; or `{fault, words}`.
+        """Where the server listens, once it says so: `{url, host, node, pid, actor}`; or `{fault, words}`.
+
+        `actor` is this process, as `sweep` wants it.
 
         It does not end by itself while the server is silent: the caller has the deadline.
         """
@@ -90,7 +92,8 @@ class ServerActor:
                 fault = self._loopback_fault(url)
                 if fault:
                     return {"fault": fault, "words": self._words()}
-                return {"url": url, "host": self._host, "node": self._node, "pid": self._process.pid}
+                place = {"url": url, "host": self._host, "node": self._node, "pid": self._process.pid}
+                return place | {"actor": [os.getpid(), _ticks(os.getpid())]}
             await asyncio.sleep(POLL_S)
 
     async def exited(self) -> dict[str, Any]:
@@ -170,6 +173,20 @@ class ServerActor:
             return ""
 
 
+def sweep(name: str, actor: Sequence[Any]) -> None:
+    """Run on the node of an actor that hangs: kill what it owns, and its own process.
+
+    Args:
+        name: the instance.
+        actor: the process's id and its start ticks, which tell it from a later one of the same id.
+    """
+    kill_marked(name)
+    pid, ticks = actor
+    if ticks and _ticks(pid) == ticks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def kill_marked(name: str) -> int:
     """Kill the processes of this machine that carry the instance's name, wherever they went; how many.
 
@@ -193,6 +210,15 @@ def kill_marked(name: str) -> int:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _ticks(pid: int) -> str:
+    """When the process started, in clock ticks since the machine did; empty where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]
 
 
 def _fill(word: str, places: Mapping[str, str]) -> str:

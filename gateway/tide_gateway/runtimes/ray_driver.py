@@ -26,6 +26,7 @@ NUM_THREADS = 64
 STOP_S = 8.0
 """Seconds for an actor to stop its server, beyond the grace; it is killed then."""
 _GONE_S = 5.0
+_AGAIN_S = 0.5
 _EXIT_S = 10.0
 _LOCAL_STORE_BYTES = 80 * 1024 * 1024
 _MARGIN_S = 0.25
@@ -77,7 +78,7 @@ class Driver:
                 raise
             ray.init(include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, **options)
         self._actor = ray.remote(ray_actor.ServerActor)
-        self._sweep = ray.remote(ray_actor.kill_marked)
+        self._sweep = ray.remote(ray_actor.sweep)
 
     def tell(self, **answer: Any) -> None:
         """Write one line."""
@@ -156,7 +157,7 @@ class Driver:
             strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(request["node"], soft=False)
             with contextlib.suppress(ray.exceptions.RayError):  # the node is gone, and the processes with it
                 sweep = self._sweep.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
-                ray.get(sweep.remote(name), timeout=STOP_S)
+                ray.get(sweep.remote(name, request["actor"]), timeout=STOP_S)
         return stopped["words"]
 
     def do_survey(self, request: dict[str, Any]) -> list[str]:
@@ -190,11 +191,21 @@ class Driver:
             if name in self._watched:
                 return
             self._watched.add(name)
+        self._await_end(name, actor)
+
+    def _await_end(self, name: str, actor: Any) -> None:
+        unavailable = self._ray.exceptions.ActorUnavailableError
 
         def ended(future: Future[Any]) -> None:
+            error = future.exception()
+            if isinstance(error, unavailable):
+                # The way to it is broken, and perhaps no more than that: asked again, Ray finds out.
+                timer = threading.Timer(_AGAIN_S, self._await_end, (name, actor))
+                timer.daemon = True
+                timer.start()
+                return
             with self._lock:
                 self._watched.discard(name)
-            error = future.exception()
             last = {"fault": _told(error), "words": ""} if error is not None else future.result()
             self.tell(exited=name, **last)
 

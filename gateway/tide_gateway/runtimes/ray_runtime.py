@@ -108,8 +108,8 @@ class RayRuntime:
             links = [self._link((spec.ray or RayOptions()).address)] if spec is not None else list(self._links.values())
         for link in links:
             link.forget(name)
-        node = handle.get("node", "")
-        calls = (link.call("destroy", grace_s + _CLEAN_S, name=name, grace_s=grace_s, node=node) for link in links)
+        where = {"node": handle.get("node", ""), "actor": handle.get("actor", [0, ""])}
+        calls = (link.call("destroy", grace_s + _CLEAN_S, name=name, grace_s=grace_s, **where) for link in links)
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, ClusterAway | Refused):
                 log.warning("instance %s may not be destroyed: %s", name, result)
@@ -170,7 +170,7 @@ class RayRuntime:
             raise
         self._channels.setdefault(name, []).append(channel)
         # No pid: it is the node's, and may be somebody else's on this machine.
-        handle = {"address": link.address, "node": found["node"], "pid": found["pid"]}
+        handle = {"address": link.address} | {key: found[key] for key in ("node", "pid", "actor")}
         place = Place(found["url"], host=found["host"], handle=codec.dumps(handle).decode())
         return Server(name=name, channel=channel, health=health, place=place, exited=exited)
 
@@ -178,7 +178,7 @@ class RayRuntime:
         """Remove what a launch left; the server's last words."""
         link.forget(name)
         try:
-            words = await link.call("destroy", _CLEAN_S, name=name, grace_s=0.0, node="")
+            words = await link.call("destroy", _CLEAN_S, name=name, grace_s=0.0, node="", actor=[0, ""])
         except (ClusterAway, Refused) as error:
             log.warning("instance %s may be left on the cluster: %s", name, error)
             return ""

@@ -2,121 +2,52 @@
 
     slot -> urls[slot] -> guarded connection -> GET /health -> Server (handle: its incarnation)
 
-Whoever runs the server may restart it at any time; another incarnation is another instance. Nothing here watches a
-server that nobody calls: the fleet's health probes see its death, or the other incarnation, within their interval.
+Whoever runs the server may restart it at any time; another incarnation is another instance. One that refuses
+connections for some seconds is gone too; one that is only silent may be behind a broken network, and is not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
-from tide_gateway.runtimes.remote_guard import Refused, Resolve, dial, resolve
+from tide_gateway.runtimes.remote_channel import MAX_BODY_BYTES, RemoteChannel, Unfit, health_of, read_token
+from tide_gateway.runtimes.remote_guard import Resolve, resolve
 from tide_gateway.specs import EnvironmentSpec, RemoteOptions, RemoteUrl
-from tide_sdk.http import LeanClient, TransportError
-from tide_sdk.http_connection import Connection
-from tide_sdk.http_parse import Response
-from tide_sdk.wire import CONTRACT_VERSION, HealthResponse
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
-_MAX_TOKEN_BYTES = 8192
-_MAX_IN_FLIGHT = 4096
-_CALL_S = 30.0
-_HEALTH_S = 10.0
 _POLL_S = 0.05
 _MAX_POLL_S = 1.0
+REFUSED_S = 5.0
+"""Seconds of refused connections after which a server is gone: a proxy in front of it may restart in less."""
+
+log = logging.getLogger(__name__)
 
 
-class _Unfit(Exception):
-    """The server cannot be used now; `final` where waiting does not help."""
+class _Refusals:
+    """Whether a server has refused connections for so long that it is gone."""
 
-    def __init__(self, told: str, final: bool = False) -> None:
-        super().__init__(told)
-        self.final = final
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since_s: float | None = None
 
+    @property
+    def pending(self) -> bool:
+        """The last question was refused."""
+        return self._since_s is not None
 
-class RemoteChannel:
-    """Calls one remote server: its address is checked at each connection, its token sent with each call.
-
-    Args:
-        url: as configured.
-        options: the environment's table.
-        lookup: the resolver of host names.
-        tls: what an https server is checked against, None for http.
-        token: the bearer token; empty sends none.
-        max_body_bytes: a larger answer fails the call.
-
-    Attributes:
-        base_url: as configured.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        options: RemoteOptions,
-        lookup: Resolve,
-        *,
-        tls: ssl.SSLContext | None = None,
-        token: str = "",
-        max_body_bytes: int = MAX_BODY_BYTES,
-    ) -> None:
-        self.base_url = url
-        parsed = RemoteUrl.parse(url)
-
-        async def connect() -> Connection:
-            return await dial(parsed, lookup, allow_private=options.allow_private, tls=tls)
-
-        self._token_file = options.token_file
-        self._token = token
-        self._http = LeanClient(
-            url, max_in_flight=_MAX_IN_FLIGHT, timeout_s=_CALL_S, max_body_bytes=max_body_bytes, dial=connect
-        )
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        *,
-        timeout_s: float | None = None,
-        idempotent: bool = False,
-    ) -> Response:
-        """Make one call; a redirect is an answer like any other and never followed.
-
-        Where the server refuses the token, the token's file is read again, and the call repeated if that changed it.
-
-        Raises:
-            TransportError: no usable answer.
-        """
-        loop = asyncio.get_running_loop()
-        limit_s = _CALL_S if timeout_s is None else timeout_s
-        deadline_s = loop.time() + limit_s
-        sent = self._headers()
-        answer = await self._http.request(method, path, body, headers=sent, timeout_s=limit_s, idempotent=idempotent)
-        if answer.status != 401 or not self._token_file:
-            return answer
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                self._token = await asyncio.to_thread(_read_token, self._token_file)
-        except (TimeoutError, _Unfit):
-            return answer
-        left_s = deadline_s - loop.time()
-        if self._headers() == sent or left_s <= 0:
-            return answer
-        return await self._http.request(
-            method, path, body, headers=self._headers(), timeout_s=left_s, idempotent=idempotent
-        )
-
-    async def aclose(self) -> None:
-        """Close all connections; safe to repeat."""
-        await self._http.aclose()
-
-    def _headers(self) -> Mapping[str, str]:
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+    def note(self, fault: Unfit | None) -> bool:
+        """Take the result of a question; True once the limit is over."""
+        now_s = asyncio.get_running_loop().time()
+        if fault is None or not fault.is_refusal:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        return self._since_s is not None and now_s - self._since_s >= self._limit_s
 
 
 class RemoteRuntime:
@@ -125,11 +56,16 @@ class RemoteRuntime:
     Args:
         resolve: numeric addresses of a host name; asked at every connection.
         max_body_bytes: a server's larger answer fails the call.
+        refused_s: seconds of refused connections after which a server is gone.
     """
 
-    def __init__(self, *, resolve: Resolve = resolve, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self, *, resolve: Resolve = resolve, max_body_bytes: int = MAX_BODY_BYTES, refused_s: float = REFUSED_S
+    ) -> None:
         self._resolve = resolve
         self._max_body_bytes = max_body_bytes
+        self._refused_s = refused_s
+        self._watchers: set[asyncio.Task[None]] = set()
         self._servers: dict[str, list[Server]] = {}
         self._trusts: dict[tuple[str, int], ssl.SSLContext] = {}
 
@@ -139,8 +75,8 @@ class RemoteRuntime:
         if not 0 <= slot < len(options.urls):
             raise LaunchFailed(f"slot {slot}: remote.urls names {len(options.urls)} servers")
         try:
-            return await self._connect(name, options.urls[slot], options, None, timeout_s)
-        except _Unfit as error:
+            return await self._connect(name, options.urls[slot], spec, None, timeout_s)
+        except Unfit as error:
             raise LaunchFailed(str(error)) from error.__cause__
 
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
@@ -149,8 +85,8 @@ class RemoteRuntime:
         if place.url not in options.urls:
             raise Gone(f"{place.url} is not in remote.urls any more")
         try:
-            return await self._connect(name, place.url, options, place.handle, timeout_s)
-        except _Unfit as error:
+            return await self._connect(name, place.url, spec, place.handle, timeout_s)
+        except Unfit as error:
             raise Gone(str(error)) from error.__cause__
 
     async def destroy(self, name: str, spec: EnvironmentSpec | None, place: Place | None, grace_s: float) -> None:
@@ -171,43 +107,68 @@ class RemoteRuntime:
         """Close all connections; the servers live on. Safe to repeat."""
         servers = [server for known in self._servers.values() for server in known]
         self._servers.clear()
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         for server in servers:
             await server.channel.aclose()
 
     async def _connect(
-        self, name: str, url: str, options: RemoteOptions, expected: str | None, timeout_s: float
+        self, name: str, url: str, spec: EnvironmentSpec, expected: str | None, timeout_s: float
     ) -> Server:
         """Wait for the server to be healthy. An expected incarnation may be behind a fault of ours or of the network,
-        so only another one that answers ends the waiting early."""
+        so only another one that answers, and a machine that refuses connections, end the waiting early."""
         channel, last, pause_s = None, "no answer yet", _POLL_S
+        options, refusals = _options(spec), _Refusals(self._refused_s)
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
                         channel = channel or await self._open(url, options)
-                        health = await _health_of(channel)
+                        health = await health_of(channel)
                         break
-                    except _Unfit as error:
-                        if error.final and expected is None:
+                    except Unfit as error:
+                        if (error.final and expected is None) or (refusals.note(error) and expected is not None):
                             raise
                         last = str(error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(_MAX_POLL_S, pause_s * 1.5)
             if expected not in (None, health.incarnation):
-                raise _Unfit(f"{url}: another incarnation is in its place: it was restarted")
+                raise Unfit(f"{url}: another incarnation is in its place: it was restarted")
         except BaseException as error:
             if channel is not None:
                 await channel.aclose()
             if isinstance(error, TimeoutError):
-                raise _Unfit(f"not healthy within {timeout_s:g} s: {last}") from error
+                raise Unfit(f"not healthy within {timeout_s:g} s: {last}") from error
             raise
         place = Place(url, host=RemoteUrl.parse(url).host, handle=health.incarnation)
         server = Server(name=name, channel=channel, health=health, place=place)
         self._servers.setdefault(name, []).append(server)
+        watcher = asyncio.create_task(self._watch(server, channel, spec.probe_interval_s), name=f"tide-watch-{name}")
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
         return server
 
+    async def _watch(self, server: Server, channel: RemoteChannel, interval_s: float) -> None:
+        """Ends with the server, or when it is destroyed here."""
+        refusals = _Refusals(self._refused_s)
+        while not server.exited.is_set():
+            pause_s = min(interval_s, self._refused_s / 2) if refusals.pending else interval_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.exited.wait(), pause_s)
+                return
+            try:
+                health = await health_of(channel)
+            except Unfit as error:
+                gone = refusals.note(error)
+            else:
+                gone = refusals.note(None) or health.incarnation != server.health.incarnation
+            if gone:
+                log.warning("environment server %s at %s is gone", server.name, server.place.url)
+                server.exited.set()
+
     async def _open(self, url: str, options: RemoteOptions) -> RemoteChannel:
-        token = await asyncio.to_thread(_read_token, options.token_file) if options.token_file else ""
+        token = await asyncio.to_thread(read_token, options.token_file) if options.token_file else ""
         tls = await asyncio.to_thread(self._trust, options.ca_file) if url.startswith("https:") else None
         return RemoteChannel(url, options, self._resolve, tls=tls, token=token, max_body_bytes=self._max_body_bytes)
 
@@ -218,7 +179,7 @@ class RemoteRuntime:
             if key not in self._trusts:
                 self._trusts[key] = ssl.create_default_context(cafile=ca_file or None)
         except (OSError, ValueError) as error:
-            raise _Unfit(f"remote.ca_file: cannot use {ca_file}: {error}", final=True) from error
+            raise Unfit(f"remote.ca_file: cannot use {ca_file}: {error}", final=True) from error
         return self._trusts[key]
 
 
@@ -226,39 +187,3 @@ def _options(spec: EnvironmentSpec) -> RemoteOptions:
     if spec.remote is None:
         raise ValueError(f"environment {spec.name}: has no table [environments.{spec.name}.remote]")
     return spec.remote
-
-
-async def _health_of(channel: RemoteChannel) -> HealthResponse:
-    url = channel.base_url
-    try:
-        answer = await channel.request("GET", "/health", timeout_s=_HEALTH_S, idempotent=True)
-    except Refused as error:
-        raise _Unfit(f"{url}: {error}", final=True) from error
-    except TransportError as error:
-        raise _Unfit(f"{url}: {error}") from error
-    if 300 <= answer.status < 400:
-        raise _Unfit(f"{url}: answers with a redirect (HTTP {answer.status}); give the final URL", final=True)
-    if answer.status in (401, 403):
-        raise _Unfit(f"{url}: refuses the token of remote.token_file (HTTP {answer.status})", final=True)
-    if answer.status != 200:
-        raise _Unfit(f"{url}: GET /health answers HTTP {answer.status}")
-    try:
-        health = HealthResponse.model_validate_json(answer.body, strict=True)
-    except ValueError:
-        # The body is a stranger's: it is not repeated.
-        raise _Unfit(f"{url}: GET /health is not the contract's", final=True) from None
-    if health.contract != CONTRACT_VERSION:
-        raise _Unfit(f"{url}: speaks contract {health.contract}, not {CONTRACT_VERSION}", final=True)
-    return health
-
-
-def _read_token(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_TOKEN_BYTES + 1)
-    except OSError as error:
-        raise _Unfit(f"remote.token_file: cannot read {path}: {error.strerror}", final=True) from error
-    token = data.decode("latin-1").strip()
-    if len(data) > _MAX_TOKEN_BYTES or not token or not all("!" <= sign <= "~" for sign in token):
-        raise _Unfit(f"remote.token_file: {path} must hold one line of printable characters, the token", final=True)
-    return token
