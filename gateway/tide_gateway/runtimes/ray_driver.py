@@ -21,7 +21,7 @@ from typing import Any
 from tide_gateway.runtimes import ray_actor
 from tide_gateway.runtimes.ray_link import last_line
 
-NUM_THREADS = 64
+NUM_THREADS = 256
 """Requests at once; each waits for its actor in a thread."""
 STOP_S = 8.0
 """Seconds for an actor to stop its server, beyond the grace; it is killed then."""
@@ -87,6 +87,14 @@ class Driver:
             self._out.write(line)
             self._out.flush()
 
+    def note(self, request: dict[str, Any]) -> None:
+        """Take note of a request in the order in which they come: a destroy finds the launch before it."""
+        with self._lock:
+            if request["op"] == "launch":
+                self._launching.add(request["name"])
+            elif request["op"] == "destroy" and request["name"] in self._launching:
+                self._doomed.add(request["name"])
+
     def answer(self, request: dict[str, Any]) -> None:
         """Do one request and write its answer; whatever goes wrong is an answer too."""
         number = request["id"]
@@ -102,10 +110,10 @@ class Driver:
     def do_launch(self, request: dict[str, Any]) -> dict[str, Any]:
         """Create the actor and wait until its server listens; nothing of it is left where that fails."""
         name, until_s = request["name"], time.monotonic() + request["timeout_s"]
-        with self._lock:
-            self._launching.add(name)
         actor = None
         try:
+            if name in self._doomed:
+                raise Failed("it was destroyed before it was launched")
             actor = self._actor.options(
                 name=self._prefix + name,
                 lifetime="detached",
@@ -142,9 +150,6 @@ class Driver:
     def do_destroy(self, request: dict[str, Any]) -> str:
         """Stop the server and kill the actor, also one that hangs; the server's last words if known."""
         ray, name, grace_s = self._ray, request["name"], request["grace_s"]
-        with self._lock:
-            if name in self._launching:
-                self._doomed.add(name)
         try:
             actor = self._find(name)
         except NoActor:
@@ -249,7 +254,9 @@ def main() -> int:
         driver.tell(ready=True)
         with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tide-ray") as pool:
             for line in sys.stdin:
-                pool.submit(driver.answer, json.loads(line))
+                request = json.loads(line)
+                driver.note(request)
+                pool.submit(driver.answer, request)
             # Calls in flight have nobody left to answer to.
             threading.Thread(target=_exit_soon, daemon=True).start()
             driver._ray.shutdown()

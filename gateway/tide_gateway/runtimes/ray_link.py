@@ -112,6 +112,8 @@ class RayLink:
         process = self._process
         if process is not None and process.stdin is not None:
             process.stdin.close()
+            if not self._ready:
+                _kill(process)  # it waits for a cluster, and does not read
             try:
                 await asyncio.wait_for(process.wait(), _EXIT_S)
             except TimeoutError:
@@ -216,6 +218,8 @@ class RayLink:
         finally:
             self._ready = False
             _kill(process)
+            if process.stdin is not None:
+                process.stdin.close()
             for answer in self._calls.values():
                 if not answer.done():
                     answer.set_exception(ClusterAway(f"{self._where()}: its driver ended"))

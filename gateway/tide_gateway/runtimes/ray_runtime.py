@@ -56,11 +56,11 @@ class RayRuntime:
         """Start a server on some node and wait until it is healthy; see `Runtime.launch`."""
         options = spec.ray or RayOptions()
         link = self._link(options.address)
+        until_s = asyncio.get_running_loop().time() + timeout_s
         self._exits[name] = asyncio.Event()
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
-                found = await link.call("launch", left_s, **_request(name, spec, options))
+            found = await link.call("launch", timeout_s, **_request(name, spec, options))
+            async with asyncio.timeout_at(until_s):
                 return await self._open(name, link, found)
         except BaseException as error:
             words = ""
@@ -78,14 +78,14 @@ class RayRuntime:
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
         """Find the actor by its name, and call its server; see `Runtime.attach`."""
         link = self._link(_handle(place).get("address", ""))
+        until_s = asyncio.get_running_loop().time() + timeout_s
         known = name in self._exits
         self._exits.setdefault(name, asyncio.Event())
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
-                found = await link.call("attach", left_s, name=name)
-                if found["url"] != place.url:
-                    raise Gone(f"instance {name} is at {found['url']}, not at {place.url}")
+            found = await link.call("attach", timeout_s, name=name)
+            if found["url"] != place.url:
+                raise Gone(f"instance {name} is at {found['url']}, not at {place.url}")
+            async with asyncio.timeout_at(until_s):
                 return await self._open(name, link, found)
         except BaseException as error:
             if not known:
