@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -22,6 +23,7 @@ DEFAULT_LIMITS: Mapping[ClockName, float] = {
     ClockName.END: 10.0,
 }
 PLACEHOLDERS = ("uds", "announce", "port")
+_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RuntimeName = Literal["process", "docker", "remote", "ray", "fake"]
 
@@ -106,6 +108,37 @@ class DockerOptions(Options):
         return self
 
 
+class RemoteUrl(NamedTuple):
+    """The parts of an environment server's URL; the host is a name, an IPv4 or an IPv6 address without brackets."""
+
+    scheme: Literal["http", "https"]
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> RemoteUrl:
+        """The parts of `http(s)://host[:port][/prefix]`.
+
+        Raises:
+            ValueError: anything else: another scheme, a user name, a query, a fragment, a port outside 1-65535.
+        """
+        # A message never repeats the URL: what is wrong with it may be that it holds a password.
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise ValueError("a URL must not hold a user name or password; put a token into token_file")
+        if _URL.fullmatch(url) is None:
+            raise ValueError("expected http(s)://host[:port][/prefix], without query and fragment")
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is no number up to 65535
+            host, port = None, None
+        if not host or port == 0:
+            raise ValueError("expected a host and, where it is given, a port from 1 to 65535")
+        scheme = "https" if parts.scheme == "https" else "http"
+        return cls(scheme, host, port or (443 if scheme == "https" else 80), parts.path.rstrip("/"))
+
+
 class RemoteOptions(Options):
     """`[environments.NAME.remote]`: environment servers that somebody else runs.
 
@@ -121,12 +154,29 @@ class RemoteOptions(Options):
     token_file: str = ""
     ca_file: str = ""
 
+    @field_validator("urls")
+    @classmethod
+    def _check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for number, url in enumerate(urls):
+            try:
+                RemoteUrl.parse(url)
+            except ValueError as error:
+                raise ValueError(f"urls[{number}]: {error}") from None
+        if len(set(urls)) != len(urls):
+            raise ValueError("urls: each server once; for more tasks on it raise capacity")
+        return urls
+
 
 class RayOptions(Options):
     """`[environments.NAME.ray]`: server processes spread over a Ray cluster; the environment's `command` is run there.
 
+    The nodes need the environment's own package, and Ray of the gateway's version; nothing else of ours. A server has
+    its node's variables, `env`, and TIDE_HOST, TIDE_PORT (for `{port}`) and TIDE_CAPACITY, so that a command can be
+    `tide-env serve MODULE:CLASS --host {host} --port {port} --allow-public`.
+
     Attributes:
-        address: the cluster, as `ray.init(address=...)` takes it; empty takes RAY_ADDRESS or a local cluster.
+        address: the cluster, as `ray.init(address=...)` takes it; empty takes RAY_ADDRESS, or the cluster that runs on
+            this machine, or starts one that ends with the gateway.
         num_cpus, memory_mb: what the cluster reserves for each server; 0 MB reserves none.
         resources: custom resources, for example `{browser = 1.0}`.
     """
@@ -147,7 +197,8 @@ class EnvironmentSpec(Options):
         command: argv of one environment server. `{uds}` becomes a unix socket to listen on, or `{announce}` a file
             into which the server writes `{"url": ...}` when it is ready, or `{port}` a free TCP port of 127.0.0.1;
             exactly one of them must occur. `{capacity}` becomes the tasks that one server shall hold. For `docker` it
-            replaces the image's own command, where it is given.
+            replaces the image's own command, where it is given. For `ray` also `{host}` becomes the address of the node
+            that the server runs on, and it must listen there.
         env: further environment variables of the server.
         capacity: tasks at once, starting and ending ones counted.
         servers: environment servers at most; tasks are spread evenly.
