@@ -52,6 +52,9 @@ bench-train-peers: ## make .venv-trl, with which make bench-train measures TRL b
 bench-%: setup ## run benchmarks/bench_NAME.py; its last line is JSON
 	$(PY) benchmarks/bench_$(subst -,_,$*).py $(ARGS)
 
+soak-%: setup ## run benchmarks/soak_NAME.py: gateway, docker, paused, churn; its last line is JSON
+	$(PY) benchmarks/soak_$(subst -,_,$*).py $(ARGS)
+
 clean: ## remove caches and build outputs; .venv and runs/ stay
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

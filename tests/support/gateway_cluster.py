@@ -117,7 +117,7 @@ class GatewayCluster:
         """Write `environments.toml` for the next start; each environment's variables get this cluster's cookie."""
         tables = tomllib.loads(environments)["environments"] if isinstance(environments, str) else environments
         # The gateway passes on few of its own variables: a mark must come through the table.
-        marked = {name: {**t, "env": {**t.get("env", {}), COOKIE: self.cookie}} for name, t in tables.items()}
+        marked = {name: {**t, "env": self._marked(t)} for name, t in tables.items()}
         self.config.write_text(tomli_w.dumps({"environments": marked}))
         return self.config
 
@@ -242,6 +242,11 @@ class GatewayCluster:
         left = self.servers()
         remove(left, self._docker_host)
         return problems + ([] if self._ended_by_kill or self.keeps else [f"orphan: {server}" for server in left])
+
+    def _marked(self, table: Mapping[str, Any]) -> dict[str, str]:
+        here = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}
+        mine = here if table.get("runtime", "process") == "process" else {}
+        return {**mine, **table.get("env", {}), COOKIE: self.cookie}
 
     def _variables(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("TIDE_GATEWAY_")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,14 @@ class Episode:
         answers: the answer of each turn, without its clocks.
     """
 
-    def __init__(self, client: ReplicaClient, load: Load, number: int, report: Report) -> None:
+    def __init__(
+        self,
+        client: ReplicaClient,
+        load: Load,
+        number: int,
+        report: Report,
+        on_turn: Callable[[Report], None] = lambda report: None,
+    ) -> None:
         self.key = f"{load.key}/{number}"
         self.task_id = ""
         self.turn = 0
@@ -81,22 +88,34 @@ class Episode:
         self._client = client
         self._load = load
         self._report = report
+        self._on_turn = on_turn
         self._rng = random.Random(f"{load.seed}/{number}")
 
     async def play(self) -> None:
         """The whole task, from its start to its account; what happened is in the report."""
+
+        async def whole(episode: Episode, turns: int) -> None:
+            await self.start()
+            while not self.done:
+                await asyncio.sleep(self._load.think_s * self._rng.uniform(0.5, 1.5))
+                await self.step()
+            await self.end()
+
+        await self.carry_out(whole, self._load.task_deadline_s)
+
+    async def carry_out(self, part: Callable[[Episode, int], Awaitable[None]], deadline_s: float) -> bool:
+        """Carry out a part of the task; False where it broke, which is then in the report."""
         try:
-            async with asyncio.timeout(self._load.task_deadline_s):
-                await self.start()
-                while not self.done:
-                    await asyncio.sleep(self._load.think_s * self._rng.uniform(0.5, 1.5))
-                    await self.step()
-                await self.end()
+            async with asyncio.timeout(deadline_s):
+                await part(self, self._load.turns)
+            return True
         except Broken as error:
             self.note(error)
         except TimeoutError:
-            seconds = self._load.task_deadline_s
-            self.note(Broken("lost", f"not over after {seconds:g} s, at turn {self.turn}"))
+            self.note(Broken("lost", f"not over after {deadline_s:g} s, at turn {self.turn}"))
+        finally:
+            self._on_turn(self._report)
+        return False
 
     def note(self, error: Broken) -> None:
         """Put an end that is not the task's own into the report."""
@@ -146,6 +165,7 @@ class Episode:
         self.answers.append(answer)
         self.turn, self.done = turn + 1, last
         self._report.turns += 1
+        self._on_turn(self._report)
 
     async def pause(self) -> Answer:
         """`/pause` with the next epoch; wait until it has taken effect."""

@@ -56,6 +56,7 @@ class ReplicaClient:
         try_s: deadline of one try; the answer of a turn that takes longer is joined again.
         deadline_s: deadline of a call with all its tries.
         rng: draws replicas and jitter.
+        retries: counts on in it; a new counter by default.
 
     Attributes:
         retries: repetitions so far, by cause.
@@ -71,6 +72,7 @@ class ReplicaClient:
         try_s: float = 30.0,
         deadline_s: float = 120.0,
         rng: random.Random | None = None,
+        retries: Counter[str] | None = None,
     ) -> None:
         headers = {"Tide-Contract": "1"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._clients = [LeanClient(url, max_in_flight=max_in_flight, timeout_s=try_s, headers=headers) for url in urls]
@@ -79,7 +81,7 @@ class ReplicaClient:
         self._deadline_s = deadline_s
         self._backoff = Backoff(first_s=0.05, max_s=2.0)
         self._rng = rng or random.Random(0)
-        self.retries: Counter[str] = Counter()
+        self.retries = Counter[str]() if retries is None else retries
 
     async def __aenter__(self) -> Self:
         return self
