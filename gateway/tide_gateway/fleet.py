@@ -1,55 +1,47 @@
-"""The environment servers of one environment: slots, placement, probes, restarts.
+"""The environment servers of one environment, as this replica sees them: placement, channels, the warm pool.
 
-    reserve() -> place() -> [a server with room, or a new one, at most `servers`] -> give_back()
+    place(task) -> [row: an instance with room, or a new one] -> ready(name) -> Server
+    reach(name) -> Server, attached where another replica launched it
+    tend(rows)  -> take over from dead replicas, retire, keep the warm pool, forget what is gone
 
-Consumes reserved slots, waits for a server to become healthy (deadline: the start clock), is unblocked by a server's
-launch or by a slot that is given back. `reserve` is synchronous, so that the cap holds whatever the concurrency.
+The rows are the truth, and any replica places tasks on any instance. Each instance has one keeper among the replicas
+(`tide_gateway.keeper`). A placement that finds no room waits for one, at most as long as the start clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 
 from tide_gateway import upstream
-from tide_gateway.repository import Instance, Repository
-from tide_gateway.runtimes import LaunchFailed, Runtime, Server
+from tide_gateway.keeper import Keeper
+from tide_gateway.members import Members
+from tide_gateway.repository import Instance, InstanceRows, InstanceState
+from tide_gateway.repository.instances import LIVING
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, Runtime, Server
 from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
-from tide_sdk.clocks import ClockName
 from tide_sdk.errors import TideError
 from tide_sdk.http import TransportError
 
 MAX_BACKOFF_S = 30.0
-PROBES_UNTIL_LOST = 3
-DESTROY_GRACE_S = 2.0
+ATTACH_TIMEOUT_S = 10.0
+HAND_OUT_PROBE_S = 2.0
+"""A server that was heard of within the last second is handed out as it is, another one is asked first."""
+_FRESH_S = 1.0
+_POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
-Lost = Callable[[str, list[str]], Awaitable[None]]
+class Vanished(Exception):
+    """An instance that a task was placed on cannot host it; the task may be placed on another."""
 
 
-@dataclass(eq=False, slots=True)
-class Host:
-    """One instance as the fleet sees it.
-
-    Attributes:
-        tasks: ids of the tasks that it holds or is to hold.
-        server: None until it is healthy.
-        condemned: it gets no more tasks and dies when its last one is over.
-    """
-
-    name: str
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    tasks: set[str] = field(default_factory=set[str])
-    server: Server | None = None
-    failure: str = ""
-    condemned: bool = False
-    keeper: asyncio.Task[None] | None = None
+Lost = Callable[[str, str, str], Awaitable[None]]
+"""Ends the tasks of an instance: its name, the contract's code, and why."""
 
 
 class Fleet:
@@ -58,223 +50,247 @@ class Fleet:
     Args:
         spec: the environment.
         runtime: how its servers come to life.
-        repository: where instance rows are written, before the instance exists.
-        replica: this gateway's name.
+        rows: where instances are written, before they exist.
+        members: this replica and the others.
         time: for the rows.
-        on_lost: told the instance's name and its tasks when a server is gone.
+        on_lost: ends the tasks of an instance that is gone.
     """
 
     def __init__(
         self,
         spec: EnvironmentSpec,
         runtime: Runtime,
-        repository: Repository,
-        replica: str,
+        rows: InstanceRows,
+        members: Members,
         time: Timekeeper,
         on_lost: Lost,
     ) -> None:
         self.spec = spec
-        self._runtime = runtime
-        self._repository = repository
-        self._replica = replica
+        self.runtime = runtime
+        self.rows = rows
+        self.servers: dict[str, Server] = {}
+        self.heard_s: dict[str, float] = {}
+        self.on_lost = on_lost
+        self._members = members
         self._time = time
-        self._on_lost = on_lost
-        self._hosts: dict[str, Host] = {}
-        self._taken = 0
-        self._share = spec.tasks_per_server
+        self._keepers: dict[str, Keeper] = {}
+        self._attaching: dict[str, asyncio.Task[Server]] = {}
+        self._room = asyncio.Event()
         self._num_failures = 0
         self._not_before_s = 0.0
         self._last_failure = ""
-        self._room = asyncio.Event()
-        self._closing = False
+        self._share = spec.tasks_per_server
+        self.closing = False
 
     @property
     def capacity(self) -> int:
         """Tasks at once: the configured limit, or less where the servers say that they hold fewer."""
         return min(self.spec.capacity, self._share * self.spec.servers)
 
-    @property
-    def taken(self) -> int:
-        """Slots taken, starting and ending tasks counted."""
-        return self._taken
-
-    def servers(self) -> list[tuple[str, str, int, int]]:
-        """Name, state, pid and number of tasks of each server."""
-        return [
-            (h.name, "condemned" if h.condemned else "ready" if h.server else "launching", h.server.place.pid if h.server
-             else 0, len(h.tasks))
-            for h in self._hosts.values()
-        ]  # fmt: skip
-
-    def reserve(self) -> None:
-        """Take a slot; pair it with `give_back`.
+    def check(self) -> None:
+        """Refuse a start while launches fail and nothing else can host it.
 
         Raises:
-            TideError: no slot is free, or the servers keep failing to launch.
+            TideError: with the time until the next launch may be tried.
         """
         wait_s = self._not_before_s - self._loop_s()
-        if wait_s > 0 and not any(host.server for host in self._hosts.values()):
-            raise TideError(
-                "unavailable",
-                f"environment {self.spec.name!r} fails to launch: {self._last_failure}",
-                retry_after_s=max(1, round(wait_s)),
-            )
-        if self._taken >= self.capacity:
-            words = f"all {self.capacity} slots of environment {self.spec.name!r} are taken; call again"
-            raise TideError("capacity", words, retry_after_s=1)
-        self._taken += 1
+        if wait_s > 0 and not self.servers:
+            words = f"environment {self.spec.name!r} fails to launch: {self._last_failure}"
+            raise TideError("unavailable", words, retry_after_s=max(1, round(wait_s)))
 
-    async def place(self, task_id: str) -> Host:
-        """A healthy server with room for the task, launched if need be. The caller sets the deadline.
+    async def place(self, task_id: str, version: int, avoid: frozenset[str]) -> Instance | None:
+        """Give the starting task an instance; None where none has room now. See `InstanceRows.place`."""
+        may_launch = not self.closing and self._loop_s() >= self._not_before_s
+        placed = await self.rows.place(task_id, version, self.spec, self._fresh, may_launch=may_launch, avoid=avoid)
+        if placed is None:
+            self._room.clear()
+            return None
+        if placed.created:
+            self._keep(placed.instance)
+        return placed.instance
+
+    async def wait_for_room(self) -> None:
+        """Return when a slot may have become free; other replicas' are found by looking again."""
+        try:
+            async with asyncio.timeout(_POLL_S):
+                await self._room.wait()
+        except TimeoutError:
+            self._room.clear()
+
+    def note_room(self) -> None:
+        """A task has let go of its place."""
+        self._room.set()
+
+    async def ready(self, name: str) -> Server:
+        """The server of an instance, once it is healthy. The caller sets the deadline.
 
         Raises:
-            LaunchFailed: the server that it waited for did not become ready.
+            LaunchFailed: it did not become ready.
+            Vanished: it is gone, or does not answer; another one may do.
         """
         while True:
-            host = self._pick()
-            # Spread evenly from the start: an empty server beats a busy one, a busy one beats a failing launch.
-            if host is None or (host.tasks and self._loop_s() >= self._not_before_s):
-                host = self._launch() or host
-            if host is not None:
+            keeper = self._keepers.get(name)
+            if keeper is not None:
+                await keeper.settled.wait()
+                if keeper.failure:
+                    raise LaunchFailed(keeper.failure)
+            row = await self.rows.get(name)
+            if row is None or row.state is InstanceState.GONE:
+                raise Vanished("it is gone")
+            if row.state is not InstanceState.LAUNCHING:
                 break
-            self._room.clear()
-            await self._room.wait()
-        host.tasks.add(task_id)
+            await asyncio.sleep(_POLL_S)
         try:
-            await host.ready.wait()
-        except BaseException:
-            host.tasks.discard(task_id)
-            raise
-        if host.server is None:
-            host.tasks.discard(task_id)
-            raise LaunchFailed(host.failure)
-        return host
+            server = await self.reach(name)
+            if self._loop_s() - self.heard_s.get(name, 0.0) > _FRESH_S:
+                await upstream.probe(server, HAND_OUT_PROBE_S)
+                self.heard_s[name] = self._loop_s()
+        except (upstream.EnvironmentLost, upstream.EnvironmentFailed, TransportError) as error:
+            raise Vanished(str(error)) from error
+        return server
 
-    def give_back(self, host: Host | None, task_id: str) -> None:
-        """Free a slot that `reserve` took, and the task's place on its server."""
-        self._taken -= 1
-        if host is not None:
-            host.tasks.discard(task_id)
-            if host.condemned and not host.tasks and host.keeper is not None:
-                host.keeper.cancel()
-        self._room.set()
+    async def reach(self, name: str) -> Server:
+        """The server that an instance's row names. The caller sets the deadline.
 
-    def condemn(self, host: Host) -> None:
-        """Kill the server once no task is on it; at once where the condemning task is its only one."""
-        host.condemned = True
-        log.warning("instance %s is condemned: a task on it did not end in time", host.name)
-
-    async def close(self) -> None:
-        """Destroy all servers in parallel. Safe to repeat."""
-        self._closing = True
-        keepers = [host.keeper for host in self._hosts.values() if host.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
-
-    def _pick(self) -> Host | None:
-        with_room = [h for h in self._hosts.values() if not h.condemned and len(h.tasks) < self._share]
-        return min(with_room, key=lambda host: len(host.tasks), default=None)
-
-    def _launch(self) -> Host | None:
-        if self._closing or sum(not host.condemned for host in self._hosts.values()) >= self.spec.servers:
-            return None
-        host = Host(name=f"{self.spec.name}-{self._replica}-{secrets.token_hex(4)}")
-        self._hosts[host.name] = host
-        host.keeper = asyncio.create_task(self._keep(host), name=f"tide-keep-{host.name}")
-        return host
-
-    async def _keep(self, host: Host) -> None:
-        """The whole life of one server: row, launch, probes, row again."""
-        try:
-            await self._bring_up(host)
-            if host.server is not None:
-                await self._watch(host, host.server)
-        except asyncio.CancelledError:
-            pass  # closing, or condemned and empty: bring it down below
-        except Exception:
-            log.exception("keeping instance %s failed", host.name)
-            host.failure = host.failure or "an unexpected failure; see the gateway's log"
-        finally:
-            down = asyncio.create_task(self._bring_down(host), name=f"tide-down-{host.name}")
-            while not down.done():
-                # A second cancellation must not leave a server half destroyed.
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({down})
-            if (error := down.exception()) is not None:
-                log.error("bringing down instance %s failed", host.name, exc_info=error)
-
-    async def _bring_up(self, host: Host) -> None:
-        await self._write(host, "launching")
-        try:
-            server = await self._runtime.launch(host.name, self.spec, self.spec.all_limits[ClockName.START])
-        except LaunchFailed as error:
-            self._num_failures += 1
-            self._last_failure = host.failure = str(error)
-            self._not_before_s = self._loop_s() + min(MAX_BACKOFF_S, 0.5 * 2**self._num_failures)
-            log.warning("instance %s did not launch: %s", host.name, error)
-            return
-        self._num_failures = 0
-        host.server = server
-        if server.health.capacity < self._share:
-            log.warning(
-                "environment %s: its server holds %d tasks, not the %d configured",
-                self.spec.name, server.health.capacity, self._share,
-            )  # fmt: skip
-            self._share = max(1, server.health.capacity)
-        await self._write(host, "ready")
-        host.ready.set()
-
-    async def _watch(self, host: Host, server: Server) -> None:
-        failures = 0
+        Raises:
+            EnvironmentLost: it is gone, or was restarted.
+        """
         while True:
+            server = self.servers.get(name)
+            if server is not None and not server.exited.is_set():
+                return server
+            row = await self.rows.get(name)
+            if row is None or row.state is InstanceState.GONE:
+                raise upstream.EnvironmentLost("the environment server is gone")
             try:
-                async with asyncio.timeout(self.spec.probe_interval_s):
-                    await server.exited.wait()
-                return
-            except TimeoutError:
-                pass
-            try:
-                await upstream.probe(server, max(self.spec.probe_interval_s, upstream.PROBE_TIMEOUT_S))
-                failures = 0
-            except upstream.EnvironmentLost:
-                return
-            except (TransportError, upstream.EnvironmentFailed) as error:
-                failures += 1
-                log.warning("instance %s: probe %d of %d failed: %s", host.name, failures, PROBES_UNTIL_LOST, error)
-                if failures >= PROBES_UNTIL_LOST:
-                    return
+                return await self.attach(row)
+            except Gone as error:
+                # Whether it is gone or only slow is for its keeper to say, who then says so in its row.
+                log.debug("instance %s is not reached: %s", name, error)
+                await asyncio.sleep(_POLL_S)
 
-    async def _bring_down(self, host: Host) -> None:
-        self._hosts.pop(host.name, None)
-        host.failure = host.failure or "the environment server is gone"
-        server, host.server = host.server, None
-        host.ready.set()
-        self._room.set()
+    async def attach(self, row: Instance) -> Server:
+        """The server of a row, found by the runtime; one attempt, shared by all who ask.
+
+        Raises:
+            Gone: it was not found, is another one, or does not answer in time.
+        """
+        attaching = self._attaching.get(row.name)
+        if attaching is None:
+            attaching = self._attaching[row.name] = asyncio.create_task(self._attach(row), name=f"attach-{row.name}")
+            attaching.add_done_callback(lambda _: self._attaching.pop(row.name, None))
+            attaching.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(attaching)
+
+    async def condemn(self, name: str, why: str) -> None:
+        """Give the server no more tasks; it dies when its last one is over, at once where it has no other."""
+        for _ in range(5):
+            row = await self.rows.get(name)
+            if row is None or row.state not in LIVING:
+                return
+            if await self.rows.change(row, state=InstanceState.CONDEMNED, detail=why) is not None:
+                log.warning("instance %s is condemned: %s", name, why)
+                return
+
+    async def tend(self, rows: Iterable[Instance], loads: Counter[str], *, dead: frozenset[str]) -> None:
+        """Bring this replica in line with the rows, and the rows that it keeps in line with what is asked for.
+
+        `rows` were read before `loads`, so that a row whose version still fits has no task that is not in `loads`.
+        """
+        mine = {row.name: row for row in rows if row.environment == self.spec.name}
+        for name in [name for name in self.servers if name not in mine or mine[name].state is InstanceState.GONE]:
+            if name not in self._keepers:
+                await self.drop(name)
+        shares = [row.capacity for row in mine.values() if row.state is InstanceState.READY]
+        self._share = min(shares, default=self._share)
+        if self.closing:
+            return
+        for row in mine.values():
+            keeper = self._keepers.get(row.name)
+            if keeper is None and (row.replica == self._members.me.name or row.replica in dead or not row.replica):
+                self._keep(row)
+            elif keeper is not None and not loads[row.name] and self._superfluous(row):
+                # Checked by the row's version: a task that was placed since keeps it.
+                after = await self.rows.change(row, state=InstanceState.GONE, detail=row.detail or "retired")
+                if after is not None:
+                    keeper.retire(after)
+        if self.spec.warm and self._members.leads and self._loop_s() >= self._not_before_s:
+            made = await self.rows.add(self.spec, self._fresh, max_spare=self.spec.warm)
+            if made is not None:
+                self._keep(made)
+
+    def _superfluous(self, row: Instance) -> bool:
+        return row.state is InstanceState.CONDEMNED or (row.state is InstanceState.READY and row.retired(self.spec))
+
+    async def frozen(self, name: str) -> bool:
+        """True while the one task of an instance that freezes is paused: it cannot answer, and is not asked."""
+        return self.spec.freeze and await self.rows.paused(name)
+
+    async def drop(self, name: str) -> None:
+        """Forget a server that is gone; whoever waits for it is told."""
+        self.heard_s.pop(name, None)
+        server = self.servers.pop(name, None)
         if server is not None:
-            await self._runtime.destroy(server, DESTROY_GRACE_S)
-        if host.tasks and not self._closing:
-            await self._on_lost(host.name, sorted(host.tasks))
-        await self._repository.forget_instance(host.name)
+            server.exited.set()
+            await server.channel.aclose()
 
-    async def _write(self, host: Host, state: str) -> None:
-        server = host.server
-        row = Instance(
-            name=host.name,
+    def launched(self, failure: str) -> None:
+        """Note how a launch ended; failed ones are tried again later and later."""
+        if not failure:
+            self._num_failures = 0
+            return
+        self._num_failures += 1
+        self._last_failure = failure
+        self._not_before_s = self._loop_s() + min(MAX_BACKOFF_S, 0.5 * 2**self._num_failures)
+
+    def kept(self, keeper: Keeper) -> None:
+        """A keeper's work is over."""
+        if self._keepers.get(keeper.name) is keeper:
+            del self._keepers[keeper.name]
+        self._room.set()
+
+    async def close(self, *, destroy: bool) -> None:
+        """Stop to keep servers: destroy them all in parallel, or leave them to other replicas. Safe to repeat."""
+        self.closing = True
+        keepers = list(self._keepers.values())
+        await asyncio.gather(*(keeper.stop(destroy=destroy) for keeper in keepers))
+        for attaching in list(self._attaching.values()):
+            attaching.cancel()
+        for name in list(self.servers):
+            await self.drop(name)
+
+    def _keep(self, row: Instance) -> None:
+        if row.name not in self._keepers:
+            self._keepers[row.name] = Keeper(self, row, self._members)
+
+    def _fresh(self, slot: int) -> Instance:
+        return Instance(
+            # No two instances ever share a name; what is made outside the database is named after it.
+            name=f"{self.spec.name}-{slot}-{secrets.token_hex(4)}",
             environment=self.spec.name,
             runtime=self.spec.runtime,
-            replica=self._replica,
-            state=state,
+            replica=self._members.me.name,
+            state=InstanceState.LAUNCHING,
             version=0,
-            slot=0,
-            capacity=self._share,
+            slot=slot,
+            capacity=self.spec.tasks_per_server,
             served=0,
-            incarnation=server.health.incarnation if server else "",
+            incarnation="",
             place="",
             created_s=self._time.now_s(),
-            detail=host.failure,
+            detail="",
         )
-        await self._repository.put_instance(row)
+
+    async def _attach(self, row: Instance) -> Server:
+        if not row.place:
+            raise Gone("it was never ready")
+        server = await self.runtime.attach(row.name, self.spec, Place.loads(row.place), ATTACH_TIMEOUT_S)
+        if server.health.incarnation != row.incarnation:
+            await server.channel.aclose()
+            raise Gone("another incarnation is in its place")
+        self.servers[row.name] = server
+        self.heard_s[row.name] = self._loop_s()
+        return server
 
     @staticmethod
     def _loop_s() -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from tide_sdk.clocks import RUNNING, ClockName, ClockState, TaskState, enter, first_expired, new_clocks
+from tide_sdk.clocks import ClockName, ClockState, TaskState, enter, new_clocks
 from tide_sdk.errors import TideError
 from tide_sdk.wire import MAX_EPOCH, Outcome
 
@@ -30,7 +30,7 @@ SUPERSEDED = "superseded"
 """Outcome reason of an attempt that a higher one replaced. A caller's `/end` may use the word too: then it is the
 task's detail as well."""
 
-_OPEN = frozenset({TaskState.STARTING, TaskState.WAITING, TaskState.ACTING, TaskState.PAUSING, TaskState.PAUSED})
+OPEN = frozenset({TaskState.STARTING, TaskState.WAITING, TaskState.ACTING, TaskState.PAUSING, TaskState.PAUSED})
 _BUSY = frozenset({TaskState.ACTING, TaskState.PAUSING})
 
 
@@ -97,6 +97,9 @@ def new_task(
     kind: str,
     limits: Mapping[ClockName, float],
     now_s: float,
+    worker: str = "",
+    max_pause_s: float = ASLEEP_S,
+    max_wall_s: float = ASLEEP_S,
 ) -> Task:
     """A task that begins to start at `now_s`; its `start` clock runs."""
     return Task(
@@ -109,12 +112,16 @@ def new_task(
         state=TaskState.STARTING,
         clocks=enter(new_clocks(limits), TaskState.STARTING, now_s),
         created_s=now_s,
+        worker=worker,
+        max_pause_s=max_pause_s,
+        max_wall_s=max_wall_s,
+        wall_since_s=now_s,
     )
 
 
 def is_open(task: Task) -> bool:
     """True before the task is done, ending or ended."""
-    return task.state in _OPEN
+    return task.state in OPEN
 
 
 def is_busy(task: Task) -> bool:
@@ -122,42 +129,12 @@ def is_busy(task: Task) -> bool:
     return task.state in _BUSY
 
 
-def overdue(task: Task, now_s: float) -> ClockName | None:
-    """The clock that has run out at `now_s`, None if none has."""
-    return first_expired(task.clocks, now_s)
-
-
-def remaining_s(task: Task, now_s: float) -> float:
-    """Seconds until the first running clock of the task runs out; `ASLEEP_S` when none runs."""
-    return min((task.clocks[name].remaining(now_s) for name in RUNNING[task.state]), default=ASLEEP_S)
-
-
-def due_s(task: Task) -> float:
-    """The moment at which the first running clock runs out, as things stand; stored for the sweep's index only."""
-    if task.state is TaskState.ENDED:
-        return ENDED_S
-    moments = [
-        clock.running_since_s + clock.limit_s - clock.consumed_s
-        for clock in task.clocks.values()
-        if clock.running_since_s is not None
-    ]
-    return min(moments, default=ASLEEP_S)
-
-
-def wire_clocks(task: Task, now_s: float) -> dict[str, dict[str, float]]:
-    """The task's clocks as the contract shows them."""
-    return {
-        name.value: {
-            "limit_s": clock.limit_s,
-            "consumed_s": clock.consumed(now_s),
-            "remaining_s": clock.remaining(now_s),
-        }
-        for name, clock in task.clocks.items()
-    }
-
-
 def _move(task: Task, state: TaskState, now_s: float, *, new_turn: bool = False, **changes: Any) -> Task:
-    return replace(task, state=state, clocks=enter(task.clocks, state, now_s, new_turn=new_turn), **changes)
+    if state in (TaskState.WAITING, TaskState.ENDED):
+        changes.setdefault("worker", "")  # nothing is in flight any more
+    clocks = enter(task.clocks, state, now_s, new_turn=new_turn)
+    paused_since_s = now_s if state is TaskState.PAUSED else None
+    return replace(task, state=state, clocks=clocks, paused_since_s=paused_since_s, **changes)
 
 
 def refusal(task: Task) -> TideError:
@@ -170,16 +147,18 @@ def refusal(task: Task) -> TideError:
     if outcome.reason == SUPERSEDED and task.detail != SUPERSEDED:
         return TideError("stale_attempt", f"attempt {task.attempt} of key {task.key!r} was replaced by a higher one")
     shown = outcome.model_dump(exclude_none=True)
-    if outcome.kind == "expired":
-        clock = outcome.clock.value if outcome.clock else "a"
+    if outcome.kind == "expired" and outcome.clock is not None:
+        clock = outcome.clock.value
         return TideError("expired", f"the task's {clock} clock has expired", clock=clock, outcome=shown)
+    if outcome.kind == "expired":
+        return TideError("expired", f"the operator's cap {outcome.reason} has passed", outcome=shown)
     why = f"{outcome.kind} ({outcome.reason})" if outcome.reason else outcome.kind
     return TideError("ended", f"the task has ended: {why}", outcome=shown)
 
 
-def placed(task: Task, instance: str) -> Task:
-    """The starting task with the instance that will host it."""
-    return replace(task, instance=instance)
+def taken_over(task: Task, worker: str) -> Task:
+    """The same task, for which `worker` now has something in flight; "" where all has been done."""
+    return replace(task, worker=worker)
 
 
 def started(task: Task, peer_task: str, now_s: float) -> Task:
@@ -212,9 +191,9 @@ def take_turn(task: Task, turn: int) -> TurnVerdict:
     return TurnVerdict.RUN
 
 
-def acting(task: Task, now_s: float) -> Task:
-    """The environment's turn begins."""
-    return _move(task, TaskState.ACTING, now_s, new_turn=True)
+def acting(task: Task, now_s: float, worker: str = "") -> Task:
+    """The environment's turn begins; `worker` sends the action."""
+    return _move(task, TaskState.ACTING, now_s, new_turn=True, worker=worker)
 
 
 def answered(task: Task, now_s: float, *, terminated: bool, truncated: bool) -> Task:
@@ -226,13 +205,16 @@ def answered(task: Task, now_s: float, *, terminated: bool, truncated: bool) -> 
     return _move(task, state, now_s, new_turn=True, turn=task.turn + 1)
 
 
-def pause(task: Task, epoch: int | None, now_s: float) -> Task:
-    """The task after `/pause`; the very same object where the call changes nothing. Raises like `resume`."""
+def pause(task: Task, epoch: int | None, now_s: float, worker: str = "") -> Task:
+    """The task after `/pause`; the very same object where the call changes nothing. Raises like `resume`.
+
+    `worker` has still to tell the environment server.
+    """
     if _settled(task, epoch):
         return task
     newest = task.epoch if epoch is None else epoch
     if task.state is TaskState.WAITING:
-        return _move(task, TaskState.PAUSED, now_s, epoch=newest)
+        return _move(task, TaskState.PAUSED, now_s, epoch=newest, worker=worker)
     if task.state is TaskState.ACTING:
         return _move(task, TaskState.PAUSING, now_s, epoch=newest)
     return task if newest == task.epoch else replace(task, epoch=newest)
@@ -265,9 +247,9 @@ def _settled(task: Task, epoch: int | None) -> bool:
     return task.state is TaskState.DONE or (epoch is not None and epoch <= task.epoch)
 
 
-def ending(task: Task, outcome: Outcome, now_s: float, *, detail: str = "") -> Task:
-    """The task is being ended from any open state; its `end` clock runs."""
-    return _move(task, TaskState.ENDING, now_s, outcome=outcome, detail=detail)
+def ending(task: Task, outcome: Outcome, now_s: float, *, detail: str = "", worker: str = "") -> Task:
+    """The task is being ended from any open state; its `end` clock runs, and `worker` releases its environment."""
+    return _move(task, TaskState.ENDING, now_s, outcome=outcome, detail=detail, worker=worker)
 
 
 def released(task: Task, account: tuple[float | None, Mapping[str, Any]] | None, now_s: float, detail: str) -> Task:
@@ -283,8 +265,8 @@ def released(task: Task, account: tuple[float | None, Mapping[str, Any]] | None,
     if task.state is TaskState.DONE:
         if account is None:
             lost = Outcome(kind="failed", reason="environment_lost")
-            return replace(task, released=True, outcome=lost, detail=detail, reward=None)
-        return replace(task, released=True, reward=reward, metrics=metrics)
+            return replace(task, released=True, outcome=lost, detail=detail, reward=None, worker="")
+        return replace(task, released=True, reward=reward, metrics=metrics, worker="")
     failed = task.outcome is not None and task.outcome.kind == "failed"
     return _move(
         task,

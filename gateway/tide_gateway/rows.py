@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tide_gateway.lifecycle import Task, due_s
+from tide_gateway.deadlines import due_s
+from tide_gateway.lifecycle import Task
 from tide_sdk import codec
 from tide_sdk.clocks import RUNNING, ClockName, ClockState, TaskState
 from tide_sdk.wire import Outcome

@@ -67,7 +67,12 @@ def upgrade() -> None:
         sa.Column("expires_s", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("environment", "owner", "key", name=op.f("pk_start_tickets")),
     )
-    op.execute("INSERT INTO deployment (one, name, seen_s) SELECT 1, '', MAX(seen_s) FROM replicas HAVING COUNT(*) > 0")
+    # Not HAVING without GROUP BY, which SQLite before 3.39 does not know.
+    op.execute(
+        "INSERT INTO deployment (one, name, seen_s)"
+        " SELECT 1, '', newest FROM (SELECT MAX(seen_s) AS newest FROM replicas) AS heartbeats_of_all"
+        " WHERE newest IS NOT NULL"
+    )
     op.execute("DELETE FROM replicas")
     op.execute("DELETE FROM instances")
     with op.batch_alter_table("instances", schema=None) as batch_op:

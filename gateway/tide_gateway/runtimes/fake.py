@@ -1,216 +1,132 @@
-"""A scripted environment server in this process: deterministic, for tests and for measuring the gateway alone.
+"""Scripted environment servers in this process, for tests and for measuring the gateway alone.
 
-`ScriptedEnvironment` is the server without a network, so that a test can put the same script behind a real socket.
-What a task does follows from its parameters (`Script`); `info["effects"]` counts what really happened.
+FakeRuntime (a gateway's, dies with it) -> World (what lives on, as containers do) -> ScriptedEnvironment by name
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from tide_gateway.runtimes import LaunchFailed, Place, Server
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
+from tide_gateway.runtimes.scripted import Script, ScriptedEnvironment, ServerDied
 from tide_gateway.specs import EnvironmentSpec
 from tide_sdk import codec
-from tide_sdk.errors import TideError
 from tide_sdk.http import ConnectFailed, DeadlineExceeded, Disconnected
 from tide_sdk.http_parse import Response
-from tide_sdk.wire import CONTRACT_VERSION, HealthResponse
+from tide_sdk.wire import HealthResponse
 
-_CLOCKS = {
-    name: {"limit_s": 1.0, "consumed_s": 0.0, "remaining_s": 1.0} for name in ("start", "idle", "turn", "active", "end")
-}
-_LIMITS = dict.fromkeys(_CLOCKS, 1.0)
-
-
-class Script(BaseModel):
-    """Parameters of a scripted task.
-
-    Attributes:
-        turns: the task terminates with this turn; 0 never.
-        truncate: it is truncated instead of terminated.
-        reward: reward of the last turn.
-        step_s: seconds that each action takes.
-        start_s: seconds that the start takes.
-        end_s: seconds that the end takes.
-        hang_turn: the action of this turn never ends.
-        fail_turn: the action of this turn answers HTTP 500.
-        garbage_turn: the action of this turn answers something that is not the contract's.
-        die_turn: the server dies after the action of this turn took effect, before it answers.
-        drop_turn: the connection of this turn breaks once after the action took effect.
-        refuse: the start is refused as invalid.
-        text_bytes: size of each observation's text.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    turns: int = 0
-    truncate: bool = False
-    reward: float = 1.0
-    step_s: float = 0.0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    hang_turn: int | None = None
-    fail_turn: int | None = None
-    garbage_turn: int | None = None
-    die_turn: int | None = None
-    drop_turn: int | None = None
-    refuse: bool = False
-    text_bytes: int = 2
+__all__ = ["FakeChannel", "FakeRuntime", "Script", "ScriptedEnvironment", "ServerDied", "World"]
 
 
 @dataclass(slots=True)
-class _Scripted:
-    task_id: str
-    script: Script
-    effects: int = 0
-    turn: int = 0
-    reward: float = 0.0
-    paused: bool = False
-    dropped: bool = False
-    calls: list[str] = field(default_factory=list[str])
-    acting: asyncio.Task[dict[str, Any]] | None = None
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+class _Life:
+    """One name that exists, from before its server is ready until it is killed.
 
-
-class ServerDied(Exception):
-    """The script says that the server dies now."""
-
-
-class ScriptedEnvironment:
-    """The five endpoints and `/health`, without a network.
-
-    Args:
-        capacity: tasks at once.
+    Attributes:
+        environment: None until it is ready.
+        views: every gateway's `Server` of it.
+        thawed: set while its processes run.
     """
 
-    def __init__(self, capacity: int = 64) -> None:
-        self.incarnation = secrets.token_hex(8)
-        self.capacity = capacity
-        self.tasks: dict[str, _Scripted] = {}
-        self.keys: dict[str, str] = {}
-        self.accounts: dict[str, dict[str, Any]] = {}
+    environment: ScriptedEnvironment | None = None
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    views: list[Server] = field(default_factory=list[Server])
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def handle(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any]]:
-        """Answer one request: status and JSON body.
+
+class World:
+    """Where fake servers live: it outlives the runtimes on it, as containers outlive a gateway.
+
+    Attributes:
+        launched: every environment that ever became ready, by instance name.
+        frozen: names whose processes are stopped; changed by `freeze`.
+        stuck: names of environments whose servers never become healthy.
+    """
+
+    def __init__(self) -> None:
+        self.launched: dict[str, ScriptedEnvironment] = {}
+        self.frozen: set[str] = set()
+        self.stuck: set[str] = set()
+        self._lives: dict[str, _Life] = {}
+
+    def names(self) -> set[str]:
+        """All that exists, half-launched ones too."""
+        return set(self._lives)
+
+    def kill(self, name: str) -> None:
+        """End a server with all that it knew; every gateway's `Server` of it sees that. Safe to repeat."""
+        life = self._lives.pop(name, None)
+        self.frozen.discard(name)
+        if life is not None:
+            life.dead.set()
+            for server in life.views:
+                server.exited.set()
+
+    def freeze(self, name: str, frozen: bool) -> None:
+        """Stop or continue a server: while it is stopped, its calls hang. Safe to repeat.
 
         Raises:
-            ServerDied: a script ends the server here.
+            Gone: there is none.
         """
-        if method == "GET" and path == "/health":
-            return 200, self.health().model_dump()
-        data = codec.loads(body or b"{}")
-        try:
-            if path == "/start":
-                return 201, await self._start(data)
-            task = self.tasks.get(data["task_id"])
-            if path == "/end" and data["task_id"] in self.accounts:
-                return 200, self.accounts[data["task_id"]]
-            if task is None:
-                raise TideError("not_found", "no such task")
-            if path == "/observation":
-                return 200, await self._observe(task, data["turn"])
-            if path in ("/pause", "/resume"):
-                task.calls.append(path)
-                task.paused = path == "/pause"
-                return 200, {"state": "paused" if task.paused else "waiting", "epoch": 1, "clocks": _CLOCKS}
-            if path == "/end":
-                return 200, await self._end(task)
-        except TideError as error:
-            return error.status, error.problem().model_dump()
-        return 404, {"detail": "no such path"}
+        life = self._lives.get(name)
+        if life is None:
+            raise Gone(f"there is no fake server {name}")
+        if frozen:
+            self.frozen.add(name)
+            life.thawed.clear()
+        else:
+            self.frozen.discard(name)
+            life.thawed.set()
 
-    def health(self) -> HealthResponse:
-        """What `GET /health` answers."""
-        return HealthResponse(
-            contract=CONTRACT_VERSION,
-            environment="scripted",
-            capacity=self.capacity,
-            tasks=len(self.tasks),
-            incarnation=self.incarnation,
-        )
+    def begin(self, name: str) -> asyncio.Event:
+        """Bring a name into being, without a server yet; the event is set when it is killed.
 
-    async def _start(self, data: dict[str, Any]) -> dict[str, Any]:
-        try:
-            script = Script.model_validate(data.get("task") or {})
-        except ValidationError as error:
-            raise TideError("invalid", f"task: {error.errors()[0]['msg']}", field="task") from error
-        if script.refuse:
-            raise TideError("invalid", "task.refuse: the script refuses to start", field="task.refuse")
-        task_id = self.keys.get(data["key"])
-        if task_id is None:
-            task_id = f"s{len(self.keys)}"
-            self.keys[data["key"]] = task_id
-            self.tasks[task_id] = _Scripted(task_id, script)
-        await asyncio.sleep(script.start_s)
-        first = [{"role": "user", "content": "o" * script.text_bytes}]
-        return {
-            "task_id": task_id, "turn": 0, "messages": first, "tools": [], "limits": _LIMITS, "clocks": _CLOCKS,
-        }  # fmt: skip
+        Raises:
+            ValueError: the name was used before.
+        """
+        if name in self._lives or name in self.launched:
+            raise ValueError(f"the instance name {name} is used twice")
+        life = self._lives[name] = _Life()
+        life.thawed.set()
+        return life.dead
 
-    async def _observe(self, task: _Scripted, turn: int) -> dict[str, Any]:
-        if turn in task.answers:
-            return task.answers[turn]
-        if task.paused:
-            raise TideError("paused", "the task is paused")
-        if task.acting is None:
-            if turn != task.turn:
-                raise TideError("turn_order", f"turn {task.turn} is next")
-            task.acting = asyncio.create_task(self._act(task, turn))
-        return await asyncio.shield(task.acting)
+    def make_ready(self, name: str, capacity: int) -> None:
+        """Give a name that exists its server."""
+        self.launched[name] = self._lives[name].environment = ScriptedEnvironment(capacity)
 
-    async def _act(self, task: _Scripted, turn: int) -> dict[str, Any]:
-        script = task.script
-        task.effects += 1
-        if script.hang_turn == turn:
-            await asyncio.Event().wait()
-        if script.step_s:
-            await asyncio.sleep(script.step_s)
-        last = script.turns > 0 and turn + 1 >= script.turns
-        reward = script.reward if last else 0.0
-        task.reward += reward
-        task.turn += 1
-        answer: dict[str, Any] = {
-            "turn": turn + 1,
-            "messages": [{"role": "user", "content": "o" * script.text_bytes}],
-            "reward": reward,
-            "terminated": last and not script.truncate,
-            "truncated": last and script.truncate,
-            "info": {"effects": task.effects},
-            "clocks": _CLOCKS,
-        }
-        task.answers = {turn: answer}
-        task.acting = None
-        if script.die_turn == turn:
-            raise ServerDied
-        if script.fail_turn == turn:
-            raise TideError("internal", "the script fails this turn")
-        if script.drop_turn == turn and not task.dropped:
-            task.dropped = True
-            raise ConnectionResetError
-        return {"nonsense": True} if script.garbage_turn == turn else answer
+    def view(self, name: str) -> Server:
+        """A further `Server` for one that lives.
 
-    async def _end(self, task: _Scripted) -> dict[str, Any]:
-        if task.acting is not None:
-            task.acting.cancel()
-        await asyncio.sleep(task.script.end_s)
-        self.tasks.pop(task.task_id, None)
-        account = {"reward": task.reward, "metrics": {"effects": task.effects}, "turns": task.turn}
-        self.accounts[task.task_id] = account | {"clocks": _CLOCKS, "outcome": {"kind": "completed"}}
-        return self.accounts[task.task_id]
+        Raises:
+            Gone: there is none.
+        """
+        life = self._lives.get(name)
+        if life is None or life.environment is None:
+            raise Gone(f"there is no fake server {name}")
+        exited = asyncio.Event()
+        channel = FakeChannel(self, name, life.environment, exited, life.thawed)
+        server = Server(name, channel, life.environment.health(), Place(f"fake:{name}", host="fake"), exited)
+        life.views.append(server)
+        return server
 
 
 class FakeChannel:
     """Calls a `ScriptedEnvironment` in the same process, as if over a network."""
 
-    def __init__(self, environment: ScriptedEnvironment, exited: asyncio.Event) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        environment: ScriptedEnvironment,
+        exited: asyncio.Event,
+        thawed: asyncio.Event,
+    ) -> None:
+        self._world = world
+        self._name = name
         self._environment = environment
         self._exited = exited
+        self._thawed = thawed
 
     async def request(
         self,
@@ -224,7 +140,7 @@ class FakeChannel:
         """Make one call; it fails as a network would where the server is gone or the script says so."""
         if self._exited.is_set():
             raise ConnectFailed("the fake server is gone")
-        call = asyncio.ensure_future(self._environment.handle(method, path, body))
+        call = asyncio.ensure_future(self._call(method, path, body))
         gone = asyncio.ensure_future(self._exited.wait())
         try:
             await asyncio.wait({call, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -235,6 +151,7 @@ class FakeChannel:
             status, data = call.result()
         except ServerDied as error:
             self._exited.set()
+            self._world.kill(self._name)
             raise Disconnected("the fake server died") from error
         except ConnectionResetError as error:
             raise Disconnected("the fake connection broke") from error
@@ -243,6 +160,13 @@ class FakeChannel:
             gone.cancel()
         return Response(status, {}, codec.dumps(data))
 
+    async def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, object]]:
+        # The kernel takes the bytes of a call to a stopped process; it is read, and answered, once it runs again.
+        await self._thawed.wait()
+        answer = await self._environment.handle(method, path, body)
+        await self._thawed.wait()
+        return answer
+
     async def aclose(self) -> None:
         """Nothing to close."""
 
@@ -250,45 +174,75 @@ class FakeChannel:
 class FakeRuntime:
     """Launches scripted environments in this process.
 
+    Args:
+        world: where they live; None makes one that only this runtime knows.
+
     Attributes:
-        launched: every environment so far, by instance name.
+        world: hand it to the next runtime, and that finds what lives there.
+        launched: every environment of the world so far, by instance name.
+        servers: what this runtime launched or attached to and did not destroy.
         num_failures: that many launches from now on fail.
         launch_s: seconds that a launch takes.
     """
 
-    def __init__(self) -> None:
-        self.launched: dict[str, ScriptedEnvironment] = {}
+    def __init__(self, world: World | None = None) -> None:
+        self.world = World() if world is None else world
+        self.launched = self.world.launched
         self.servers: dict[str, Server] = {}
         self.num_failures = 0
         self.launch_s = 0.0
 
-    async def launch(self, name: str, spec: EnvironmentSpec, timeout_s: float) -> Server:
+    async def launch(self, name: str, slot: int, spec: EnvironmentSpec, timeout_s: float) -> Server:
         """See `Runtime.launch`."""
+        dead = self.world.begin(name)
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(self.launch_s)
-        except TimeoutError:
-            raise LaunchFailed(f"the fake server was not healthy within {timeout_s:g} s") from None
-        if self.num_failures > 0:
-            self.num_failures -= 1
-            raise LaunchFailed("the fake server fails to launch")
-        environment = ScriptedEnvironment(spec.tasks_per_server)
-        exited = asyncio.Event()
-        server = Server(name, FakeChannel(environment, exited), environment.health(), Place(f"fake:{name}"), exited)
-        self.launched[name] = environment
+            await self._grow(name, spec, dead, timeout_s)
+            server = self.world.view(name)
+        except BaseException:
+            self.world.kill(name)
+            raise
         self.servers[name] = server
         return server
 
-    async def destroy(self, server: Server, grace_s: float) -> None:
-        """See `Runtime.destroy`."""
-        server.exited.set()
-        self.servers.pop(server.name, None)
+    async def _grow(self, name: str, spec: EnvironmentSpec, dead: asyncio.Event, timeout_s: float) -> None:
+        launch_s = 1e9 if spec.name in self.world.stuck else self.launch_s
+        try:
+            async with asyncio.timeout(min(launch_s, timeout_s)):
+                await dead.wait()
+        except TimeoutError:
+            if launch_s > timeout_s:
+                raise LaunchFailed(f"the fake server was not healthy within {timeout_s:g} s") from None
+        if dead.is_set():
+            raise LaunchFailed("the fake server was killed before it was ready")
+        if self.num_failures > 0:
+            self.num_failures -= 1
+            raise LaunchFailed("the fake server fails to launch")
+        self.world.make_ready(name, spec.tasks_per_server)
 
-    async def remove_leftovers(self, names: Iterable[str]) -> int:
-        """Nothing outlives this process."""
-        return 0
+    async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
+        """See `Runtime.attach`."""
+        server = self.world.view(name)
+        try:
+            health = await server.channel.request("GET", "/health", timeout_s=timeout_s)
+        except (ConnectFailed, Disconnected, DeadlineExceeded) as error:
+            raise Gone(f"the fake server {name} is not healthy: {error}") from error
+        server.health = HealthResponse.model_validate_json(health.body)
+        self.servers[name] = server
+        return server
+
+    async def destroy(self, name: str, spec: EnvironmentSpec | None, place: Place | None, grace_s: float) -> None:
+        """See `Runtime.destroy`."""
+        self.world.kill(name)
+        self.servers.pop(name, None)
+
+    async def survey(self) -> set[str]:
+        """See `Runtime.survey`."""
+        return self.world.names()
+
+    async def freeze(self, server: Server, frozen: bool) -> None:
+        """See `Runtime.freeze`."""
+        self.world.freeze(server.name, frozen)
 
     async def close(self) -> None:
-        """See `Runtime.close`."""
-        for server in list(self.servers.values()):
-            await self.destroy(server, 0.0)
+        """Forget the servers; they live on in the world."""
+        self.servers.clear()

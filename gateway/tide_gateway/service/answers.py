@@ -6,9 +6,21 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from tide_gateway.lifecycle import Task, wire_clocks
+from tide_gateway.lifecycle import Task
 from tide_sdk import codec
 from tide_sdk.wire import TaskView
+
+
+def wire_clocks(task: Task, now_s: float) -> dict[str, dict[str, float]]:
+    """The task's clocks as the contract shows them."""
+    return {
+        name.value: {
+            "limit_s": clock.limit_s,
+            "consumed_s": clock.consumed(now_s),
+            "remaining_s": clock.remaining(now_s),
+        }
+        for name, clock in task.clocks.items()
+    }
 
 
 def with_clocks(stored: bytes, task: Task, now_s: float) -> bytes:

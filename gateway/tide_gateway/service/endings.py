@@ -1,21 +1,26 @@
-"""How tasks end: by `/end`, by an expired clock, by a lost or broken environment; and how they let go of it.
+"""How tasks end: by the caller, by a clock, by a lost or broken environment; and how they let go of it.
 
-any open state -> [commit: ending, with the outcome] -> waiting calls get their error
-                                                     -> release: upstream /end, at most the `end` limit
-               -> [commit: ended, with the account]  -> slot given back
-done           -> the same release, the task stays done until `/end` reads it
+    any open state -> [commit: ending, with the outcome] -> waiting calls get their error
+                                                         -> release: upstream /end, at most the `end` limit
+                   -> [commit: ended, with the account]  -> slot given back
+    done           -> the same release, the task stays done until `/end` reads it
+
+One replica releases a task; the others wait for its row. If it dies, another one releases it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
 
-from tide_gateway import lifecycle, upstream
+from tide_gateway import deadlines, lifecycle, upstream
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import Task
+from tide_gateway.repository.slots import Releases
 from tide_gateway.rows import Event
+from tide_gateway.runtimes import Gone, Server
 from tide_gateway.service import answers
 from tide_gateway.service.live import Live, Registry
 from tide_sdk import codec
@@ -24,6 +29,10 @@ from tide_sdk.errors import CODES, TideError
 from tide_sdk.wire import EndRequest, Outcome
 
 log = logging.getLogger(__name__)
+
+RECENT_S = 60.0
+"""How far back releases are counted for Retry-After."""
+_POLL_S, _MAX_POLL_S = 0.03, 0.25
 
 
 class Endings:
@@ -37,23 +46,25 @@ class Endings:
     def __init__(self, registry: Registry, fleets: Mapping[str, Fleet]) -> None:
         self._registry = registry
         self._fleets = fleets
+        self._released_s: dict[str, deque[float]] = {}
 
-    async def end(self, owner: str, request: EndRequest) -> bytes:
+    async def end(self, owner: str | None, request: EndRequest) -> bytes:
         """Answer `/end`: end the task if it is open, and give its account. Repeating it gives the same account."""
         live = await self._registry.find(owner, request.task_id)
-        async with live.lock:
+
+        async def end() -> None:
             await self.expire_if_overdue(live)
             if lifecycle.is_open(live.task):
                 reason = request.reason or "ended by the caller"
                 outcome = Outcome(kind="aborted", reason=reason)
                 await self.begin(live, outcome, detail=reason)
-            elif not live.task.released:
+            elif not live.task.released and live.task.worker == self._registry.me:
                 self.release(live)
-        if live.releasing is not None and not live.releasing.done():
-            # Bounded by the `end` limit inside; other calls may wait for it too.
-            await asyncio.wait({live.releasing})
-        live = await self._registry.find(owner, request.task_id)
-        async with live.lock:
+
+        await self._registry.decide(live, end)
+        await self._until_released(live)
+
+        async def read_out() -> bytes | None:
             now_s = self._registry.time.now_s()
             if live.task.state is TaskState.DONE and live.task.released:
                 read = lifecycle.read_out(live.task, now_s)
@@ -61,42 +72,48 @@ class Endings:
             if live.task.state is TaskState.ENDED:
                 self._registry.forget(live)
                 return answers.end_answer(live.task, now_s)
-        raise TideError("unavailable", "the task is still ending; call again", retry_after_s=1)
+            return None
+
+        answer = await self._registry.decide(live, read_out)
+        if answer is None:
+            raise TideError("unavailable", "the task is still ending; call again", retry_after_s=1)
+        return answer
 
     async def begin(self, live: Live, outcome: Outcome, *, detail: str = "", error: TideError | None = None) -> None:
         """End an open task; the caller holds its lock. Waiting calls get `error`, or that the task has ended."""
         now_s = self._registry.time.now_s()
-        after = lifecycle.ending(live.task, outcome, now_s, detail=detail)
+        after = lifecycle.ending(live.task, outcome, now_s, detail=detail, worker=self._registry.me)
         words = f"{outcome.kind} {outcome.clock or outcome.reason or ''}".strip()
         event = Event("ending", now_s, words + (f": {detail}" if detail and detail != outcome.reason else ""))
         await self._registry.commit(live, after, events=(event,))
-        error = error or lifecycle.refusal(after)
-        if live.starting is not None:
-            live.starting.cancel()
-        if live.started is not None and not live.started.done():
-            live.started.set_exception(error)
-            live.started.exception()  # the caller may have gone
-        if live.running is not None:
-            live.running.fail(error)
-            live.running = None
+        self.give_up(live, error or lifecycle.refusal(after))
         self.release(live)
+
+    def give_up(self, live: Live, error: TideError) -> None:
+        """Give the error to all calls that wait here for a task that is over."""
+        if live.starting is not None and live.starting is not asyncio.current_task():
+            live.starting.cancel()
+        live.fail_start(error)
+        if live.running is not None:
+            running, live.running = live.running, None
+            running.fail(error)
 
     async def fail(self, live: Live, code: str, detail: str) -> None:
         """End an open task for a fault that is not the agent's; the caller holds its lock. Its reward is null."""
         await self.begin(live, Outcome(kind="failed", reason=code), detail=detail, error=_fault(code, detail))
 
     async def expire_if_overdue(self, live: Live) -> None:
-        """End an open task of which a clock has run out; the caller holds its lock."""
+        """End an open task of which a clock or a cap has run out; the caller holds its lock."""
         task = live.task
-        clock = lifecycle.overdue(task, self._registry.time.now_s())
-        if clock is None or not lifecycle.is_open(task):
+        outcome = deadlines.overdue(task, self._registry.time.now_s())
+        if outcome is None or not lifecycle.is_open(task):
             return
-        outcome = Outcome(kind="expired", clock=clock)
-        error = None
+        error, clock = None, outcome.clock
         if clock in (ClockName.TURN, ClockName.ACTIVE) and lifecycle.is_busy(task):
             words = f"the environment acted until the task's {clock.value} clock ran out"
             error = TideError("turn_expired", words, clock=clock.value, turn=task.turn)
-        await self.begin(live, outcome, detail=f"limit {task.clocks[clock].limit_s:g} s", error=error)
+        limit_s = task.clocks[clock].limit_s if clock else getattr(task, outcome.reason or "max_wall_s")
+        await self.begin(live, outcome, detail=f"limit {limit_s:g} s", error=error)
 
     async def expire(self, task_id: str) -> None:
         """Deal with a task that the sweep found overdue."""
@@ -106,66 +123,119 @@ class Endings:
             if task is None:
                 return
             live = self._registry.adopt(task)
-        async with live.lock:
+
+        async def expire() -> None:
             await self.expire_if_overdue(live)
-            if live.task.state is TaskState.ENDING:
+            if live.task.state is TaskState.ENDING and live.task.worker == self._registry.me:
                 self.release(live)
 
-    async def lost(self, live: Live, detail: str) -> None:
-        """The task's instance is gone; a done task that was not yet released loses its account with it."""
-        async with live.lock:
+        await self._registry.decide(live, expire)
+
+    async def lose(self, task_id: str, code: str, detail: str) -> None:
+        """The task's instance is gone. A task that is over and not yet released loses its account with it."""
+        task = await self._registry.repository.task(task_id)
+        if task is None:
+            return
+        live = self._registry.adopt(task)
+
+        async def lose() -> None:
             if lifecycle.is_open(live.task):
-                await self.fail(live, "environment_lost", detail)
+                await self.fail(live, code, detail)
+
+        await self._registry.decide(live, lose)
 
     def release(self, live: Live) -> None:
         """Begin to let go of the environment, again if it failed; the caller holds the lock."""
         if live.releasing is None or live.releasing.done():
             live.releasing = self._registry.spawn(self._release(live), f"tide-release-{live.task.task_id}")
 
+    async def reach(self, task: Task) -> Server:
+        """The task's environment server.
+
+        Raises:
+            EnvironmentLost: it is gone, or there never was one.
+        """
+        if not task.instance or task.environment not in self._fleets:
+            raise upstream.EnvironmentLost(task.detail or "the task has no environment server")
+        return await self._fleets[task.environment].reach(task.instance)
+
+    def freezes(self, task: Task) -> bool:
+        """True if the task's environment stops its processes during a pause."""
+        return task.environment in self._fleets and self._fleets[task.environment].spec.freeze
+
+    async def freeze(self, task: Task, server: Server, *, frozen: bool) -> None:
+        """Stop or continue the server's processes; see `Runtime.freeze`."""
+        await self._fleets[task.environment].runtime.freeze(server, frozen)
+
+    def releases(self, environment: str) -> Releases:
+        """How many slots were given back lately, by all replicas together if they are alike."""
+        seen, now_s = self._released_s.get(environment, deque()), self._registry.time.now_s()
+        while seen and seen[0] < now_s - RECENT_S:
+            seen.popleft()
+        return Releases(len(seen) * len(self._registry.members.alive), RECENT_S)
+
     async def _release(self, live: Live) -> None:
         account: tuple[float | None, Mapping[str, object]] | None = None
         detail = ""
         limit_s = live.task.clocks[ClockName.END].limit_s
+        fleet = self._fleets.get(live.task.environment)
         try:
             account = await self._say_end(live, limit_s)
         except TimeoutError:
             detail = f"the environment did not end within {limit_s:g} s"
-            if live.host is not None:
-                self._fleets[live.task.environment].condemn(live.host)
+            if fleet is not None and live.task.instance:
+                await fleet.condemn(live.task.instance, f"task {live.task.task_id} did not end in time")
         except (upstream.EnvironmentLost, upstream.EnvironmentFailed) as error:
             detail = str(error)
-        finally:
-            self._give_back(live)
-        async with live.lock:
+
+        async def released() -> None:
+            if live.task.released or live.task.worker != self._registry.me:
+                return  # another replica took it over
             now_s = self._registry.time.now_s()
             after = lifecycle.released(live.task, account, now_s, detail)
             kind = "ended" if after.state is TaskState.ENDED else "released"
             await self._registry.commit(live, after, events=(Event(kind, now_s, detail),))
+            self._released_s.setdefault(after.environment, deque(maxlen=4096)).append(now_s)
+
+        await self._registry.decide(live, released)
+        if fleet is not None:
+            fleet.note_room()
         self._registry.forget(live)
 
     async def _say_end(self, live: Live, limit_s: float) -> tuple[float | None, Mapping[str, object]]:
         """Tell the environment server, and read the account."""
-        server, task = live.server, live.task
-        if server is None:
-            raise upstream.EnvironmentLost(task.detail or "the task had no environment")
+        task = live.task
         async with asyncio.timeout(limit_s):
+            server = await self.reach(task)
             peer_task = task.peer_task
+            if self.freezes(task):
+                try:
+                    await self.freeze(task, server, frozen=False)
+                except Gone as error:
+                    raise upstream.EnvironmentLost(str(error)) from error
             if not peer_task:
                 # The start was under way: repeated, it tells the id by which the task can be ended.
                 stored = await self._registry.repository.start_of(task.task_id)
                 request = codec.loads(stored.request) if stored is not None else {}
-                answer, _ = await upstream.start(
-                    server, peer_start(live.task, server.health.environment, request), limit_s
-                )
+                answer, _ = await upstream.start(server, peer_start(task, server.health.environment, request), limit_s)
                 peer_task = answer.task_id
             reason = (task.outcome.reason or task.outcome.kind) if task.outcome else "completed"
             return await upstream.end(server, peer_task, reason[:1024], limit_s)
 
-    def _give_back(self, live: Live) -> None:
-        if live.has_slot:
-            live.has_slot = False
-            self._fleets[live.task.environment].give_back(live.host, live.task.task_id)
-            live.host = None
+    async def _until_released(self, live: Live) -> None:
+        """Return when the environment has let the task go, here or on another replica; bounded by the `end` limit."""
+        if live.releasing is not None and not live.releasing.done():
+            await asyncio.wait({live.releasing})
+        pause_s, waited_s = _POLL_S, 0.0
+        limit_s = live.task.clocks[ClockName.END].limit_s + 2.0 * self._registry.members.lease_s
+        while not live.task.released and waited_s < limit_s:
+            task = await self._registry.repository.task(live.task.task_id)
+            if task is None or task.released or task.worker == self._registry.me:
+                live.task = task or live.task
+                return
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+            pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
 
 
 def peer_start(task: Task, environment: str, request: Mapping[str, object]) -> dict[str, object]:
@@ -185,6 +255,8 @@ def failed_start(task: Task) -> TideError:
     reason = task.outcome.reason if task.outcome else None
     if task.outcome is not None and task.outcome.kind == "failed" and reason in CODES:
         return _fault(reason, task.detail or "the start failed")
+    if lifecycle.is_open(task):
+        return TideError("unavailable", "the start goes on; call again", retry_after_s=1)
     return lifecycle.refusal(task)
 
 

@@ -1,31 +1,38 @@
-"""The open tasks as this process sees them: a cache of rows, and what is in flight for each.
+"""The open tasks as this process sees them: rows last read, and what is in flight here for each.
 
-A `Live` holds the row last read or committed. All decisions on a task are made under its lock, from that row, and take
-effect only with a commit that checks the row's version; a stale cache loses and is read again.
+A `Live` is a cache. All decisions on a task are made under its lock, from the row that it holds, and take effect only
+with a commit that checks the row's version: if another replica was faster, the row is read again and the decision is
+made again (`Registry.decide`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from tide_gateway.committer import Committer
-from tide_gateway.fleet import Host
-from tide_gateway.lifecycle import Task
+from tide_gateway.lifecycle import Task, bumped
+from tide_gateway.members import Members
 from tide_gateway.repository import Conflict, Repository, StorageFailed
 from tide_gateway.rows import Change, Event, Intent, Result
-from tide_gateway.runtimes import Server
 from tide_gateway.timekeeping import Timekeeper
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STORAGE_LOG_EVERY_S = 1.0
 """A full disk fails every write; it is logged once in that many seconds."""
+MAX_CONFLICTS = 50
+"""Times that a decision is made again because others were faster."""
+
+
+class Changed(Exception):
+    """The task's row was changed by another replica; `Live.task` is the new row."""
 
 
 def unfinished() -> TideError:
@@ -39,13 +46,15 @@ class Running:
 
     Attributes:
         answer: what all calls for this turn wait for.
-        worker: sends the action; cancelled when the task is ended under it.
+        worker: sends the action, or follows the replica that does.
+        sends: True if it is this replica that sends.
     """
 
     turn: int
     message: dict[str, Any]
     answer: asyncio.Future[bytes]
     worker: asyncio.Task[None] | None = None
+    sends: bool = True
 
     def fail(self, error: TideError) -> None:
         """Give all waiting calls the error and stop sending."""
@@ -58,90 +67,108 @@ class Running:
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """One open task.
+    """One task.
 
     Attributes:
         task: the row as last read or committed.
-        host: its place in the fleet, and with it a slot; None before and after.
-        server: its environment server, kept here because the host forgets a dead one.
-        starting: the start in flight.
-        running: the action in flight.
+        starting: the start in flight, here or followed; `started` is what its callers wait for.
+        running: the action in flight, here or followed.
         releasing: the release of its environment, in flight or over.
         peer_lock: orders what is said to the environment server about pauses.
-        peer_paused: what the server was last told.
-        has_slot: a slot of the fleet is taken for it.
+        told: epoch and pause that this replica last told the environment server; None before it has.
     """
 
     task: Task
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    host: Host | None = None
-    server: Server | None = None
     starting: asyncio.Task[None] | None = None
     started: asyncio.Future[bytes] | None = None
     running: Running | None = None
     releasing: asyncio.Task[None] | None = None
     peer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    peer_paused: bool = False
-    has_slot: bool = False
+    told: tuple[int, bool] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while something is in flight for it in this process."""
+        return (
+            self.lock.locked()
+            or self.peer_lock.locked()
+            or self.running is not None
+            or any(work is not None and not work.done() for work in (self.starting, self.releasing))
+        )
+
+    def fail_start(self, error: TideError) -> None:
+        """Give all who wait for the start the error."""
+        if self.started is not None and not self.started.done():
+            self.started.set_exception(error)
+            self.started.exception()  # the caller may have gone
 
 
 class Registry:
-    """Finds open tasks, and commits their changes.
+    """Finds tasks, and commits their changes.
 
     Args:
         repository: reads.
         committer: writes.
         time: the moment of every change.
+        members: this replica and the others.
     """
 
-    def __init__(self, repository: Repository, committer: Committer, time: Timekeeper) -> None:
+    def __init__(self, repository: Repository, committer: Committer, time: Timekeeper, members: Members) -> None:
         self.repository = repository
         self.committer = committer
         self.time = time
+        self.members = members
         self.lives: dict[str, Live] = {}
         self.closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self._logged_s = -STORAGE_LOG_EVERY_S
 
-    async def find(self, owner: str, task_id: str) -> Live:
-        """The task of that id.
+    @property
+    def me(self) -> str:
+        """This replica's name, which is written into the rows that it works on."""
+        return self.members.me.name
+
+    async def find(self, owner: str | None, task_id: str) -> Live:
+        """The task of that id, as its row is now; `owner` None finds everyone's.
 
         Raises:
             TideError: no such task of this owner.
         """
         live = self.lives.get(task_id)
-        if live is None:
+        if live is None or self.repository.shared:
+            # Another replica may have changed the row since this one last saw it.
             task = await self.repository.task(task_id)
-            if task is None or task.owner != owner:
-                raise TideError("not_found", f"no task {task_id!r} of yours")
-            live = self.adopt(task)
-        if live.task.owner != owner:
+            live = None if task is None else self.adopt(task)
+        if live is None or (owner is not None and live.task.owner != owner):
             raise TideError("not_found", f"no task {task_id!r} of yours")
         return live
 
     def adopt(self, task: Task) -> Live:
-        """The one `Live` of a task; a task that has ended never changes again and is not kept."""
-        if task.state is TaskState.ENDED:
-            return Live(task)
-        return self.lives.setdefault(task.task_id, Live(task))
+        """The one `Live` of a task, with this row if it is newer. A task that has ended is not kept."""
+        live = self.lives.get(task.task_id)
+        if live is None:
+            live = Live(task)
+            if task.state is not TaskState.ENDED:
+                self.lives[task.task_id] = live
+        elif task.version > live.task.version:
+            live.task = task
+        return live
 
     def forget(self, live: Live) -> None:
         """Drop a task that nothing is in flight for; its row is the truth."""
         if self.lives.get(live.task.task_id) is live:
             del self.lives[live.task.task_id]
 
-    async def create(self, task: Task, *, request: bytes, events: tuple[Event, ...]) -> None:
-        """Commit the first row of a new task.
-
-        Raises:
-            TideError: it could not be written; there is no such task.
-        """
-        try:
-            await self.committer.commit(Change(task, request=request, events=events))
-        except TideError:
-            raise
-        except Exception as error:
-            raise self._unwritten(task.task_id, error) from error
+    async def decide(self, live: Live, step: Callable[[], Awaitable[T]]) -> T:
+        """Run a decision under the task's lock, again from the new row each time that another replica was faster."""
+        async with live.lock:
+            for _ in range(MAX_CONFLICTS):
+                try:
+                    return await step()
+                except Changed:
+                    continue
+        raise TideError("unavailable", "the task is changed elsewhere all the time; call again", retry_after_s=1)
 
     async def commit(
         self,
@@ -153,16 +180,18 @@ class Registry:
         result: Result | None = None,
         events: tuple[Event, ...] = (),
     ) -> None:
-        """Commit the task's next row; the caller holds the lock. `live.task` is the new row when this returns.
+        """Commit the task's next row, made from the row that `after` still has the version of. The caller holds the
+        lock, inside `decide`. `live.task` is the new row when this returns.
 
         A cancelled caller still waits for the outcome, so that cache and row never part.
 
         Raises:
-            TideError: the row was changed elsewhere, or could not be written; the task is read again next time.
+            Changed: another replica was faster.
+            TideError: it could not be written.
         """
         if self.closed:
             raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
-        after = replace(after, version=live.task.version + 1)
+        after = bumped(after)
         change = Change(after, first=first, intent=intent, result=result, events=events)
         write = asyncio.ensure_future(self.committer.commit(change))
         try:
@@ -170,18 +199,19 @@ class Registry:
         except asyncio.CancelledError:
             await asyncio.wait({write})
             if write.exception() is None:
-                live.task = after
+                self._advance(live, after)
             raise
         except Conflict as error:
             stored = await self.repository.task(live.task.task_id)
-            if stored is not None:
-                live.task = stored
-            raise TideError("unavailable", "the task was changed elsewhere; call again", retry_after_s=1) from error
+            if stored is None:
+                raise TideError("not_found", "the task's row is gone") from error
+            self._advance(live, stored)
+            raise Changed from error
         except TideError:
             raise
         except Exception as error:
-            raise self._unwritten(live.task.task_id, error) from error
-        live.task = after
+            raise self.unwritten(live.task.task_id, error) from error
+        self._advance(live, after)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run work that outlives the call that began it; a failure of it is logged."""
@@ -197,7 +227,7 @@ class Registry:
                 task.cancel()
             await asyncio.wait(self._background)
 
-    def _unwritten(self, task_id: str, error: Exception) -> TideError:
+    def unwritten(self, task_id: str, error: Exception) -> TideError:
         """The error of a caller whose change was not written; logged here."""
         if not isinstance(error, StorageFailed):
             log.error("a change of task %s could not be written", task_id, exc_info=error)
@@ -207,6 +237,11 @@ class Registry:
             self._logged_s = now_s
             log.error("a change of task %s could not be written: %s", task_id, error)
         return TideError("unavailable", f"the database does not take changes: {error}; call again", retry_after_s=1)
+
+    @staticmethod
+    def _advance(live: Live, row: Task) -> None:
+        if row.version > live.task.version:
+            live.task = row
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)

@@ -1,9 +1,10 @@
-"""`/start`: the rules of keys and attempts, placement, and the first observation.
+"""`/start`: the rules of keys and attempts, admission, placement, and the first observation.
 
-    /start -> key rules -> slot -> [commit: starting] -> server -> [commit: instance] -> upstream /start
+    /start -> key rules -> [commit: admitted, starting] -> [commit: instance] -> server -> upstream /start
            -> [commit: waiting, first observation] -> answer
 
-The start goes on when its caller goes away; a repeated call joins it.
+The start goes on when its caller goes away; a repeated call joins it, here or on the replica that runs it. A replica
+that dies in it leaves a row from which another one takes it over.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
-from tide_gateway import lifecycle, upstream
-from tide_gateway.fleet import Fleet
-from tide_gateway.rows import Event
-from tide_gateway.runtimes import LaunchFailed
+from tide_gateway import deadlines, lifecycle, upstream
+from tide_gateway.fleet import Fleet, Vanished
+from tide_gateway.lifecycle import ASLEEP_S, Task
+from tide_gateway.repository import StorageFailed
+from tide_gateway.repository.instances import StaleTask
+from tide_gateway.repository.slots import KeyTaken, rules_of
+from tide_gateway.rows import Change, Event
+from tide_gateway.runtimes import LaunchFailed, Server
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings, failed_start, peer_start
 from tide_gateway.service.live import Live, Registry, unfinished
+from tide_gateway.service.start_keys import StartKeys
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.errors import TideError
-from tide_sdk.wire import Outcome, StartRequest
+from tide_sdk.wire import StartRequest
+
+_POLL_S, _MAX_POLL_S = 0.03, 0.25
 
 
 class Starts:
@@ -40,7 +48,7 @@ class Starts:
         self._registry = registry
         self._fleets = fleets
         self._endings = endings
-        self._keys: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._keys = StartKeys(registry, endings)
         self.stopping = False
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
@@ -55,61 +63,39 @@ class Starts:
         if fleet is None:
             known = ", ".join(sorted(self._fleets))
             raise TideError("environment_unknown", f"environment: {request.environment!r} is not one of: {known}")
-        async with self._key_lock(owner, request.key):
-            live = await self._known(owner, request, data)
-            if live is None:
-                live = await self._begin(owner, request, data, fleet)
+        async with self._keys.lock(owner, request.key):
+            live = await self._keys.known(owner, request, data)
+            while live is None:
+                try:
+                    live = await self._begin(owner, request, data, fleet)
+                except KeyTaken:  # by another replica
+                    live = await self._keys.known(owner, request, data)
+        if live.started is not None and live.started.done():
+            live.started = None  # how it ended is in the row
+        if live.started is None and live.task.state is TaskState.STARTING:
+            self._follow(live)
         if live.started is not None:
             stored = await asyncio.shield(live.started)
         else:
-            start = await self._registry.repository.start_of(live.task.task_id)
-            if start is None or start.answer is None:
-                raise failed_start(live.task)
-            stored = start.answer
+            stored = await self._stored(live.task)
         return answers.with_clocks(stored, live.task, self._registry.time.now_s())
 
-    @asynccontextmanager
-    async def _key_lock(self, owner: str, key: str):
-        """One decision at a time per key; the lock goes with its last user."""
-        lock, users = self._keys.get((owner, key), (asyncio.Lock(), 0))
-        self._keys[owner, key] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._keys[owner, key]
-            if users == 1:
-                del self._keys[owner, key]
-            else:
-                self._keys[owner, key] = (lock, users - 1)
-
-    async def _known(self, owner: str, request: StartRequest, data: dict[str, Any]) -> Live | None:
-        """The task that the call repeats; None if it is a new one, for which an older attempt is ended."""
-        task = await self._registry.repository.newest_attempt(owner, request.key)
-        if task is None:
-            return None
-        if request.attempt < task.attempt:
-            words = f"attempt {request.attempt} of key {request.key!r}: attempt {task.attempt} exists"
-            raise TideError("stale_attempt", words, attempt=task.attempt)
-        stored = await self._registry.repository.start_of(task.task_id)
-        before = codec.loads(stored.request) if stored is not None else {}
-        if not answers.same_json(_without_attempt(before), _without_attempt(data)):
-            words = f"key {request.key!r} was already used for another start; use a new key"
-            raise TideError("key_conflict", words, field="key")
-        live = self._registry.lives.get(task.task_id) or self._registry.adopt(task)
-        if request.attempt == task.attempt:
-            return live
-        async with live.lock:
-            if lifecycle.is_open(live.task):
-                replaced = Outcome(kind="aborted", reason=lifecycle.SUPERSEDED)
-                await self._endings.begin(live, replaced, detail=f"attempt {request.attempt} began")
-        return None
+    def take_over(self, live: Live, request: bytes) -> None:
+        """Go on with a start that a dead replica left; the caller holds the lock and has committed it as ours."""
+        if live.starting is not None:
+            live.starting.cancel()
+        if live.started is None:
+            live.started = asyncio.get_running_loop().create_future()
+        fleet = self._fleets[live.task.environment]
+        live.starting = self._registry.spawn(
+            self._run(live, codec.loads(request), fleet), f"tide-start-{live.task.task_id}"
+        )
 
     async def _begin(self, owner: str, request: StartRequest, data: dict[str, Any], fleet: Fleet) -> Live:
         if self.stopping:
             raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+        fleet.check()
         now_s = self._registry.time.now_s()
-        limits = {**fleet.spec.all_limits, **(request.limits or {})}
         task = lifecycle.new_task(
             # Ordered by time, so that pages of tasks and the rows on disk are too.
             task_id=f"{int(now_s * 1000):012x}{secrets.token_hex(8)}",
@@ -118,65 +104,150 @@ class Starts:
             key=request.key,
             attempt=request.attempt,
             kind=request.kind,
-            limits=limits,
+            limits={**fleet.spec.all_limits, **(request.limits or {})},
             now_s=now_s,
+            worker=self._registry.me,
+            max_pause_s=fleet.spec.max_pause_s or ASLEEP_S,
+            max_wall_s=fleet.spec.max_wall_s or ASLEEP_S,
         )
-        fleet.reserve()
-        try:
-            event = Event("starting", now_s)
-            await self._registry.create(task, request=codec.dumps(data), events=(event,))
-        except BaseException:
-            fleet.give_back(None, task.task_id)
-            raise
+        await self._admit(task, data, fleet, now_s)
         live = self._registry.adopt(task)
-        live.has_slot = True
         live.started = asyncio.get_running_loop().create_future()
         live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{task.task_id}")
         return live
+
+    async def _admit(self, task: Task, data: dict[str, Any], fleet: Fleet, now_s: float) -> None:
+        """Commit the task's first row, if a slot and the rate allow it."""
+        change = Change(task, request=codec.dumps(data), events=(Event("starting", now_s),))
+        rules, slots = rules_of(fleet.spec, fleet.capacity), self._registry.repository.slots
+        write = asyncio.ensure_future(slots.admit(change, rules, self._endings.releases(task.environment), now_s))
+        try:
+            refused = await asyncio.shield(write)
+        except asyncio.CancelledError:
+            # The caller went away; what was admitted must not stay without anybody who works on it.
+            write.add_done_callback(lambda done: self._admitted_for_nobody(done, task, data, fleet))
+            raise
+        except StorageFailed as error:
+            raise self._registry.unwritten(task.task_id, error) from error
+        if refused is not None:
+            raise TideError("capacity", refused.detail, reason=refused.reason, retry_after_s=refused.retry_after_s)
+
+    def _admitted_for_nobody(self, done: asyncio.Future[Any], task: Task, data: dict[str, Any], fleet: Fleet) -> None:
+        if not done.cancelled() and done.exception() is None and done.result() is None:
+            live = self._registry.adopt(task)
+            live.started = asyncio.get_running_loop().create_future()
+            live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{task.task_id}")
 
     async def _run(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         """The start itself; the sweep cancels it when its clock runs out."""
         try:
             await self._bring_up(live, data, fleet)
         except BaseException:
-            if live.started is not None and not live.started.done():
-                live.started.set_exception(unfinished())
-                live.started.exception()  # the caller may have gone
+            live.fail_start(unfinished())
             raise
 
     async def _bring_up(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         task = live.task
         try:
-            live.host = host = await fleet.place(task.task_id)
-            server = host.server
-            if server is None:
-                raise upstream.EnvironmentLost("the environment server is gone")
-            async with live.lock:
-                await self._registry.commit(live, lifecycle.placed(live.task, server.name))
-                live.server = server
-            limit_s = lifecycle.remaining_s(live.task, self._registry.time.now_s()) + 1.0
-            body = peer_start(task, server.health.environment, data)
-            answer, raw = await upstream.start(server, body, limit_s)
+            server = await self._place(live, fleet)
+            limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + 1.0
+            answer, raw = await upstream.start(server, peer_start(task, server.health.environment, data), limit_s)
             first = _first_observation(live, raw)
         except (LaunchFailed, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
             await self._failed(live, error)
             return
         except TimeoutError:
             return  # the sweep ends the task, with the clock's name
+        except StaleTask:
+            await self._superseded(live)
+            return
         except TideError as error:
             await self._failed(live, upstream.EnvironmentFailed(0, "", error.detail))
             return
-        async with live.lock:
-            if live.task.state is not TaskState.STARTING:
-                return
+
+        async def started() -> bool:
+            if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
+                return False
             now_s = self._registry.time.now_s()
             after = lifecycle.started(live.task, answer.task_id, now_s)
             event = Event("started", now_s, f"on {live.task.instance}")
             await self._registry.commit(live, after, first=first, events=(event,))
-            live.starting = None
+            return True
+
+        if not await self._registry.decide(live, started):
+            await self._superseded(live)
+            return
+        self._finish(live, first)
+
+    async def _place(self, live: Live, fleet: Fleet) -> Server:
+        """A healthy server with room for the task, its name committed in the task's row.
+
+        Raises:
+            LaunchFailed: the launch that it waited for failed.
+            StaleTask: the task was ended, or is another replica's now.
+        """
+        avoid: set[str] = set()
+        while True:
+            name = live.task.instance
+            if name and name not in avoid:
+                try:
+                    return await fleet.ready(name)
+                except Vanished:
+                    avoid.add(name)
+            async with live.lock:
+                if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
+                    raise StaleTask(live.task.task_id)
+                try:
+                    instance = await fleet.place(live.task.task_id, live.task.version, frozenset(avoid))
+                except StaleTask:
+                    await self._read_again(live)
+                    continue
+                if instance is not None:
+                    live.task = replace(live.task, instance=instance.name, version=live.task.version + 1)
+            if instance is None:
+                await fleet.wait_for_room()
+
+    async def _superseded(self, live: Live) -> None:
+        """The task's row is another's: whoever waits here gets what becomes of it there."""
+        await self._read_again(live)
+        await self._until_started(live)
+
+    async def _read_again(self, live: Live) -> None:
+        task = await self._registry.repository.task(live.task.task_id)
+        if task is not None and task.version > live.task.version:
+            live.task = task
+
+    def _follow(self, live: Live) -> None:
+        """Wait for a start that another replica runs."""
+        live.started = asyncio.get_running_loop().create_future()
+        live.starting = self._registry.spawn(self._until_started(live), f"tide-follow-{live.task.task_id}")
+
+    async def _until_started(self, live: Live) -> None:
+        """Look until the start is over; the start clock, kept by every replica's sweep, bounds it."""
+        pause_s = _POLL_S
+        try:
+            while live.task.state is TaskState.STARTING:
+                await asyncio.sleep(pause_s)
+                pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
+                await self._read_again(live)
+            self._finish(live, await self._stored(live.task))
+        except TideError as error:
+            live.fail_start(error)
+        except BaseException:
+            live.fail_start(unfinished())
+            raise
+
+    def _finish(self, live: Live, first: bytes) -> None:
+        live.starting = None
         started, live.started = live.started, None
         if started is not None and not started.done():
             started.set_result(first)
+
+    async def _stored(self, task: Task) -> bytes:
+        start = await self._registry.repository.start_of(task.task_id)
+        if start is None or start.answer is None:
+            raise failed_start(task)
+        return start.answer
 
     async def _failed(self, live: Live, error: Exception) -> None:
         code, detail = "environment_failed", str(error)
@@ -184,14 +255,16 @@ class Starts:
             code = "environment_lost"
         elif isinstance(error, upstream.EnvironmentFailed) and error.code == "invalid":
             code, detail = "invalid", error.refused
-        async with live.lock:
-            if lifecycle.is_open(live.task):
-                live.starting = None
-                await self._endings.fail(live, code, detail)
 
+        async def fail() -> bool:
+            if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
+                return False
+            live.starting = None
+            await self._endings.fail(live, code, detail)
+            return True
 
-def _without_attempt(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "attempt"}
+        if not await self._registry.decide(live, fail):
+            await self._superseded(live)
 
 
 def _first_observation(live: Live, raw: Mapping[str, Any]) -> bytes:

@@ -1,52 +1,84 @@
-"""The sweep: finds overdue tasks by SQL, and writes the heartbeat from which outages are known.
+"""The sweep: what each replica does again and again, whether or not anybody calls.
 
-    every `interval_s` -> SELECT ... WHERE due_s <= now -> expire each -> heartbeat once a second
+    heartbeat (0.5 s)   -> row of this replica -> which replicas are alive
+    every interval      -> overdue tasks end
+    every 0.5 s         -> fleets are brought in line with their rows; what dead replicas left is taken over;
+                           silent owners' tasks end
+    every 5 s           -> what exists without a row is destroyed (by one replica)
 
-Consumes due rows, waits for the interval, unblocks calls that wait for a task whose clock has run out.
+Consumes due rows, waits for the interval, unblocks calls that wait for a task whose clock has run out. The heartbeat is
+a loop of its own: a slow sweep must not make this replica look dead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
-from tide_gateway.repository import StorageFailed
+from tide_gateway.fleet import Fleet
+from tide_gateway.repository import Instance, StorageFailed
+from tide_gateway.runtimes import Runtime
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
+from tide_gateway.service.recovery import Recovery
 from tide_sdk.errors import TideError
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.5
+TEND_S = 0.5
+RECONCILE_S = 5.0
+FORGET_S = 30.0
 PAUSE_S = 1.0
 """Seconds between sweeps while the database does not take changes."""
 MAX_PER_SWEEP = 1000
+SURVEY_LIMIT_S = 30.0
 
 
 class Sweeper:
     """Runs the sweep.
 
     Args:
-        registry: time and rows.
+        registry: time, rows and members.
         endings: ends what is overdue.
-        replica: whose heartbeat is written.
+        recovery: takes over what was left.
+        fleets: by environment.
+        runtimes: by name.
         interval_s: seconds between sweeps; a limit holds to that precision.
     """
 
-    def __init__(self, registry: Registry, endings: Endings, replica: str, interval_s: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        endings: Endings,
+        recovery: Recovery,
+        fleets: Mapping[str, Fleet],
+        runtimes: Mapping[str, Runtime],
+        interval_s: float,
+    ) -> None:
         self._registry = registry
         self._endings = endings
-        self._replica = replica
+        self._recovery = recovery
+        self._fleets = fleets
+        self._runtimes = runtimes
         self._interval_s = interval_s
-        self._beat_s = 0.0
+        self._next_s = {"tend": 0.0, "reconcile": 0.0, "forget": 0.0}
 
     async def run(self) -> None:
         """Sweep for ever. One failed sweep is logged and the next one tried."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval_s)
             failures: list[Exception] = []
             try:
-                failures += await self.sweep()
+                failures += await self.expire()
+                if self._due("tend", TEND_S, loop.time()):
+                    failures += await self.tend()
+                if self._due("reconcile", RECONCILE_S, loop.time()):
+                    await self.reconcile()
+                if self._registry.repository.shared and self._due("forget", FORGET_S, loop.time()):
+                    self._recovery.forget_idle()
             except StorageFailed as error:
                 failures.append(error)
             except Exception:
@@ -54,18 +86,110 @@ class Sweeper:
 
             if failures:
                 # A full disk fails them all: not ten times a second, and in one line.
-                log.error("a sweep could not write %d changes, first: %s", len(failures), failures[0])
+                log.error("a sweep could not do %d things, first: %s", len(failures), failures[0])
                 await asyncio.sleep(PAUSE_S)
 
-    async def sweep(self) -> list[TideError]:
-        """Expire all tasks that are overdue now, side by side; what could not be written is returned, and due again."""
+    async def beat(self) -> None:
+        """Write the heartbeat for ever; see who else is alive."""
+        failed = False
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            try:
+                await self.beat_once()
+                failed = False
+            except StorageFailed as error:
+                if not failed:
+                    log.error("the heartbeat could not be written: %s", error)
+                failed = True
+            except Exception:
+                log.exception("a heartbeat failed")
+
+    async def beat_once(self) -> None:
+        """One heartbeat."""
+        registry = self._registry
+        members = registry.members
+        now_s = registry.time.now_s()
+        members.see(await registry.repository.replicas.beat(members.now(now_s)), now_s)
+
+    async def sweep(self) -> list[Exception]:
+        """Everything once, now: what failed is returned."""
+        await self.beat_once()
+        failures = await self.expire()
+        failures += await self.tend()
+        await self.reconcile()
+        return failures
+
+    async def expire(self) -> list[Exception]:
+        """Expire all tasks that are overdue now, side by side; what could not be written is due again."""
         now_s = self._registry.time.now_s()
         overdue = await self._registry.repository.overdue(now_s, limit=MAX_PER_SWEEP)
         outcomes = await asyncio.gather(*(self._endings.expire(task_id) for task_id in overdue), return_exceptions=True)
         for task_id, outcome in zip(overdue, outcomes, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, TideError):
                 log.error("task %s could not be expired", task_id, exc_info=outcome)
-        if abs(now_s - self._beat_s) >= HEARTBEAT_S:
-            self._beat_s = now_s
-            await self._registry.repository.heartbeat(self._replica, now_s)
         return [outcome for outcome in outcomes if isinstance(outcome, TideError)]
+
+    async def tend(self) -> list[Exception]:
+        """Bring fleets in line with their rows, take over what dead replicas left, end silent owners' tasks."""
+        registry, repository = self._registry, self._registry.repository
+        rows = await repository.instances.all()
+        loads = await repository.instances.loads()
+        alive = registry.members.alive
+        dead = frozenset(row.replica for row in rows if row.replica not in alive)
+        await asyncio.gather(*(fleet.tend(rows, loads, dead=dead) for fleet in self._fleets.values()))
+        failures = await self._recovery.take_over_all()
+        if repository.shared:
+            await self._recovery.read_again()
+        for beat in await repository.replicas.overdue_owners(registry.time.now_s()):
+            failures += await self._recovery.end_of_owner(beat)
+        if registry.members.dead:
+            # Their rows have done their part: everything they kept is seen as left over without them.
+            before_s = registry.time.now_s() - registry.members.lease_s
+            await repository.replicas.remove(sorted(registry.members.dead), before_s)
+        return failures
+
+    async def reconcile(self) -> None:
+        """Destroy what exists without a row, and forget rows of environments that are registered no more."""
+        if not self._registry.members.leads:
+            return
+        found = {kind: await self._survey(kind, runtime) for kind, runtime in self._runtimes.items()}
+        rows = {row.name: row for row in await self._registry.repository.instances.all()}
+        for kind, names in found.items():
+            orphans = sorted(names - rows.keys())
+            if orphans:
+                log.warning("%d %s servers without a row are destroyed, first: %s", len(orphans), kind, orphans[0])
+            await asyncio.gather(*(self._destroy(self._runtimes[kind], name) for name in orphans))
+        for row in rows.values():
+            if row.environment not in self._fleets and row.replica not in self._registry.members.alive:
+                await self._bury(row)
+
+    async def _bury(self, row: Instance) -> None:
+        """Remove a server of an environment that is registered no more, and end its tasks."""
+        why = f"environment {row.environment} is not registered any more"
+        log.warning("instance %s is removed: %s", row.name, why)
+        for task_id in await self._registry.repository.held_by(row.name):
+            await self._endings.lose(task_id, "environment_lost", why)
+        if (runtime := self._runtimes.get(row.runtime)) is not None:
+            await self._destroy(runtime, row.name)
+        await self._registry.repository.instances.forget(row.name)
+
+    async def _survey(self, kind: str, runtime: Runtime) -> set[str]:
+        try:
+            async with asyncio.timeout(SURVEY_LIMIT_S):
+                return await runtime.survey()
+        except Exception as error:  # noqa: BLE001 (an engine that is away now; the next round asks again)
+            log.warning("what exists in the %s runtime could not be listed: %s", kind, error or type(error).__name__)
+            return set()
+
+    async def _destroy(self, runtime: Runtime, name: str) -> None:
+        try:
+            async with asyncio.timeout(SURVEY_LIMIT_S):
+                await runtime.destroy(name, None, None, 0.0)
+        except Exception as error:  # noqa: BLE001 (found again in the next round)
+            log.warning("instance %s could not be destroyed: %s", name, error or type(error).__name__)
+
+    def _due(self, what: str, every_s: float, now_s: float) -> bool:
+        if now_s < self._next_s[what]:
+            return False
+        self._next_s[what] = now_s + every_s
+        return True

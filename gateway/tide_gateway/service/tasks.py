@@ -12,13 +12,17 @@ from tide_gateway import lifecycle
 from tide_gateway.committer import Committer
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import Task
-from tide_gateway.repository import Repository, StorageFailed
+from tide_gateway.members import LEASE_S, Members, this_replica
+from tide_gateway.repository import Instance, Repository, StorageFailed
+from tide_gateway.repository.replicas import Heartbeat
+from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.rows import Change, Event
-from tide_gateway.runtimes import Runtime
+from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.pauses import Pauses
+from tide_gateway.service.recovery import Recovery
 from tide_gateway.service.starts import Starts
 from tide_gateway.service.sweeper import Sweeper
 from tide_gateway.service.turns import Turns
@@ -29,6 +33,11 @@ from tide_sdk.errors import TideError
 from tide_sdk.wire import EndRequest, EpochRequest, Outcome, StartRequest, TaskView
 
 log = logging.getLogger(__name__)
+
+DESTROY_GRACE_S = 2.0
+STOP_LIMIT_S = 60.0
+"""All servers are destroyed in parallel within this; what is left then is found at the next start."""
+STOP_AT_ONCE = 64
 
 
 class TaskService:
@@ -41,6 +50,7 @@ class TaskService:
         time: the one source of time.
         sweep_interval_s: seconds between sweeps.
         clock_sweeps: False in tests that sweep by hand on a manual clock.
+        lease_s: seconds after which a silent replica is taken for dead.
     """
 
     def __init__(
@@ -52,81 +62,94 @@ class TaskService:
         *,
         sweep_interval_s: float = 0.1,
         clock_sweeps: bool = True,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.replica = secrets.token_hex(4)
         self.environments = environments
         self.fleets: dict[str, Fleet] = {}
         self.committer = Committer(repository)
+        self.members = Members(this_replica(self.replica, time.now_s()), lease_s)
         self._repository = repository
         self._runtimes = runtimes
         self._time = time
-        self._registry = Registry(repository, self.committer, time)
+        self._registry = Registry(repository, self.committer, time, self.members)
         self._endings = Endings(self._registry, self.fleets)
         self._pauses = Pauses(self._registry, self._endings)
         self._turns = Turns(self._registry, self._endings, self._pauses)
         self._starts = Starts(self._registry, self.fleets, self._endings)
-        self._sweeper = Sweeper(self._registry, self._endings, self.replica, sweep_interval_s)
+        self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
+        self._sweeper = Sweeper(
+            self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s
+        )
         self._clock_sweeps = clock_sweeps
-        self._sweeping: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        self._stopped = False
         for name, spec in environments.items():
             runtime = runtimes[spec.runtime]
-            self.fleets[name] = Fleet(spec, runtime, repository, self.replica, time, self._lost)
+            self.fleets[name] = Fleet(spec, runtime, repository.instances, self.members, time, self._lost)
 
     async def open(self) -> None:
-        """Set right what an earlier gateway left, then begin to serve.
+        """Join the other replicas, or set right what the last one left; then begin to serve.
 
-        The outage is taken off all running clocks. Environment servers die with their gateway: processes that are
-        left are killed, and the tasks that they held end as failed(environment_lost), with a null reward.
+        Where no replica was up, that time is taken off all running clocks, caps and heartbeats. Environment servers
+        that live are attached to, and what was in flight goes on; tasks whose server is gone end as
+        failed(environment_lost), with a null reward.
         """
         now_s = self._time.now_s()
-        seen_s = await self._repository.last_seen_s()
-        if seen_s is not None and now_s > seen_s:
-            await self._repository.forgive(now_s - seen_s)
-        leftovers = await self._repository.instances()
-        for kind, runtime in self._runtimes.items():
-            killed = await runtime.remove_leftovers([row.name for row in leftovers if row.runtime == kind])
-            if killed:
-                log.warning("killed %d processes that an earlier gateway left", killed)
-        for row in leftovers:
-            await self._repository.forget_instance(row.name)
-        lost = [task for task in await self._repository.open_tasks() if not task.released]
-        await self._close_tasks(lost, "the gateway was restarted, and the environment server with it")
-        await self._repository.enter_replica(self.replica, now_s)
+        outage_s = await self._repository.replicas.enter(
+            self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+        )
+        if outage_s > 0:
+            log.info("no gateway was up for %.1f s, which no clock counts", outage_s)
+        await self._sweeper.beat_once()
+        await self._sweeper.reconcile()
+        for failure in await self._sweeper.tend():
+            log.error("a task that an earlier gateway left could not be taken over yet: %s", failure)
         if self._clock_sweeps:
-            self._sweeping = asyncio.create_task(self._sweeper.run(), name="tide-sweep")
+            self._loops = [
+                asyncio.create_task(self._sweeper.run(), name="tide-sweep"),
+                asyncio.create_task(self._sweeper.beat(), name="tide-heartbeat"),
+            ]
 
-    async def stop(self, drain_s: float = 3.0) -> None:
-        """Take no new starts, let running turns finish, end the rest, stop all servers in parallel. Safe to repeat.
+    async def stop(self, drain_s: float = 3.0, *, keep: bool = False) -> None:
+        """Take no new starts, let running turns finish, then end all tasks and servers in parallel, or leave them.
 
-        Calls that wait get 503; calls that come later read what is stored.
+        They are left as they are where other replicas live, which take them over, or where `keep` says so, for the
+        next gateway. Calls that wait get 503; calls that come later read what is stored. Safe to repeat.
 
         Args:
             drain_s: seconds that running turns get.
+            keep: leave tasks and servers to the next gateway.
         """
         self._starts.stopping = True
         await self._drain(drain_s)
         self._registry.closed = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait({self._sweeping})
+        for loop in self._loops:
+            loop.cancel()
+        if self._loops:
+            await asyncio.wait(self._loops)
         gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
         for live in list(self._registry.lives.values()):
-            if live.started is not None and not live.started.done():
-                live.started.set_exception(gone)
-                live.started.exception()
-            if live.running is not None:
-                live.running.fail(gone)
+            self._endings.give_up(live, gone)
         await self._registry.drain()
         await self.committer.close()
-        tasks = [task for task in await self._repository.open_tasks() if not task.released]
-        await self._close_tasks(tasks, "the gateway was stopped, and the environment server with it")
-        self._registry.lives.clear()
-        await asyncio.gather(*(fleet.close() for fleet in self.fleets.values()))
-        await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
+        if self._stopped:
+            return
+        self._stopped = True
+        others = self._repository.shared and len(self.members.alive) > 1
         try:
-            await self._repository.heartbeat(self.replica, self._time.now_s())
+            if not keep and not others:
+                lost = [task for task in await self._repository.open_tasks() if not task.released]
+                await self._close_tasks(lost, "the gateway was stopped, and the environment server with it")
+            await asyncio.gather(*(fleet.close(destroy=not (keep or others)) for fleet in self.fleets.values()))
+            if not keep and not others:
+                await self._destroy_all()
+            await self._repository.replicas.beat(self.members.now(self._time.now_s()))
+            await self._repository.replicas.remove([self.replica])
         except StorageFailed as error:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
+        self._registry.lives.clear()
+        await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""
@@ -148,34 +171,59 @@ class TaskService:
         """Answer `POST /resume`."""
         return await self._pauses.change(owner, request, paused=False)
 
-    async def end(self, owner: str, request: EndRequest) -> bytes:
-        """Answer `POST /end`."""
+    async def end(self, owner: str | None, request: EndRequest) -> bytes:
+        """Answer `POST /end`; owner None ends anyone's task."""
         return await self._endings.end(owner, request)
 
-    async def task(self, owner: str, task_id: str) -> TaskView:
-        """One task as `GET /tasks/{id}` shows it."""
+    async def heartbeat(self, owner: str, prefix: str, timeout_s: float | None) -> int:
+        """Write an owner's heartbeat, or withdraw it with None; the number of its open tasks under the prefix."""
+        if timeout_s is None:
+            await self._repository.replicas.forget_owner_beat(owner, prefix)
+        else:
+            await self._repository.replicas.owner_beat(Heartbeat(owner, prefix, timeout_s, self._time.now_s()))
+        return len(await self._repository.open_of(owner, prefix, limit=100_000))
+
+    async def task(self, owner: str | None, task_id: str) -> TaskView:
+        """One task as `GET /tasks/{id}` shows it; owner None shows anyone's."""
         return answers.view((await self._registry.find(owner, task_id)).task, self._time.now_s())
 
     async def tasks(
-        self, owner: str, *, limit: int, after: str | None, state: TaskState | None, environment: str | None
+        self, owner: str | None, *, limit: int, after: str | None, state: TaskState | None, environment: str | None
     ) -> list[TaskView]:
-        """A page of tasks as `GET /tasks` shows them, newest first."""
+        """A page of tasks as `GET /tasks` shows them, newest first; owner None shows everyone's."""
         rows = await self._repository.tasks(owner, limit=limit, after=after, state=state, environment=environment)
         now_s = self._time.now_s()
         return [answers.view(row, now_s) for row in rows]
 
-    async def history(self, owner: str, task_id: str) -> list[tuple[str, float, str]]:
+    async def history(self, owner: str | None, task_id: str) -> list[tuple[str, float, str]]:
         """A task's events: kind, moment, detail."""
         await self._registry.find(owner, task_id)
         return await self._repository.events_of(task_id)
 
+    async def slots(self, owner: str) -> dict[str, Slots]:
+        """The slots of each environment as an owner sees them."""
+        rules = {name: rules_of(fleet.spec, fleet.capacity) for name, fleet in self.fleets.items()}
+        return await self._repository.slots.views(rules, owner, self._time.now_s())
+
+    async def servers(self) -> list[tuple[Instance, Place | None, int]]:
+        """All environment servers: row, place and number of tasks."""
+        rows = await self._repository.instances.all()
+        loads = await self._repository.instances.loads()
+        return [(row, Place.loads(row.place) if row.place else None, loads[row.name]) for row in rows]
+
     async def sweep(self) -> None:
-        """One sweep now."""
+        """One whole sweep now."""
         await self._sweeper.sweep()
 
-    async def _lost(self, instance: str, task_ids: list[str]) -> None:
-        lives = [self._registry.lives[task_id] for task_id in task_ids if task_id in self._registry.lives]
-        await asyncio.gather(*(self._endings.lost(live, f"instance {instance} is gone") for live in lives))
+    async def _lost(self, instance: str, code: str, why: str) -> None:
+        task_ids = await self._repository.held_by(instance)
+        words = why if code == "environment_failed" else f"instance {instance}: {why}"
+        outcomes = await asyncio.gather(
+            *(self._endings.lose(task_id, code, words) for task_id in task_ids), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, TideError):
+                log.error("a task of instance %s could not be ended", instance, exc_info=outcome)
 
     async def _drain(self, drain_s: float) -> None:
         busy = [live.running.answer for live in self._registry.lives.values() if live.running is not None]
@@ -183,6 +231,25 @@ class TaskService:
         pending = [future for future in (*busy, *releasing) if not future.done()]
         if pending:
             await asyncio.wait(pending, timeout=drain_s)
+
+    async def _destroy_all(self) -> None:
+        """Destroy the servers that no keeper of this process had: those of replicas that died."""
+        gate = asyncio.Semaphore(STOP_AT_ONCE)
+
+        async def destroy(row: Instance) -> None:
+            async with gate:
+                place = Place.loads(row.place) if row.place else None
+                runtime, fleet = self._runtimes.get(row.runtime), self.fleets.get(row.environment)
+                if runtime is not None:
+                    await runtime.destroy(row.name, fleet.spec if fleet else None, place, DESTROY_GRACE_S)
+                await self._repository.instances.forget(row.name)
+
+        rows = await self._repository.instances.all()
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await asyncio.gather(*(destroy(row) for row in rows))
+        except TimeoutError:
+            log.error("not all environment servers were destroyed within %g s", STOP_LIMIT_S)
 
     async def _close_tasks(self, tasks: list[Task], detail: str) -> None:
         """End tasks whose environment is gone, without asking it; one transaction for all."""

@@ -2,7 +2,9 @@
 
     action -> [commit: intent, acting] -> environment server -> [commit: result, waiting or done] -> answer
 
-A repeated action joins the running one or is answered from the store. The action goes on when its caller goes away.
+A repeated action joins the running one, here or on the replica that sends it, or is answered from the store. The
+action goes on when its caller goes away. What a dead replica left is sent again by another one, to the same
+incarnation, whose server answers from its record.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tide_gateway import lifecycle, upstream
-from tide_gateway.lifecycle import TurnVerdict
+from tide_gateway import deadlines, lifecycle, upstream
+from tide_gateway.lifecycle import Task, TurnVerdict
 from tide_gateway.rows import Event, Intent, Result
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings
@@ -25,6 +27,7 @@ from tide_sdk.wire import ObservationResponse
 MAX_TELLS = 3
 _SLACK_S = 1.0
 """Added to the deadline of an upstream call: the sweep ends the task first, with the clock's name."""
+_POLL_S, _MAX_POLL_S = 0.02, 0.25
 
 
 class Turns:
@@ -32,7 +35,7 @@ class Turns:
 
     Args:
         registry: the open tasks.
-        endings: ends tasks whose environment breaks.
+        endings: ends tasks whose environment breaks, and reaches environment servers.
         pauses: brings the server's pause in line before an action goes out.
     """
 
@@ -49,26 +52,27 @@ class Turns:
         """
         registry = self._registry
         live = await registry.find(owner, task_id)
-        async with live.lock:
+
+        async def take() -> bytes | Running:
             await self._endings.expire_if_overdue(live)
             verdict = lifecycle.take_turn(live.task, turn)
             if verdict is TurnVerdict.STORED:
                 stored = await self._stored(live, turn, message)
                 return answers.with_clocks(stored, live.task, registry.time.now_s())
-            running = live.running
             if verdict is TurnVerdict.RUN:
                 now_s = registry.time.now_s()
                 intent = Intent(turn, codec.dumps(message), now_s)
-                await registry.commit(live, lifecycle.acting(live.task, now_s), intent=intent)
-                running = self._send(live, turn, message)
-            elif running is None:
-                # The intent is stored, but nothing is in flight: the result could not be written. The server
-                # answers a turn that it has already acted from its record.
+                await registry.commit(live, lifecycle.acting(live.task, now_s, registry.me), intent=intent)
+                return self._send(live, turn, message)
+            if live.running is None or live.running.turn != turn:
                 await self._check_same(live, turn, message)
-                running = self._send(live, turn, message)
-            elif not answers.same_json(running.message, message):
+                return self._join(live, turn, message)
+            if not answers.same_json(live.running.message, message):
                 raise _turn_conflict(turn)
-        return await asyncio.shield(running.answer)
+            return live.running
+
+        taken = await registry.decide(live, take)
+        return await asyncio.shield(taken.answer) if isinstance(taken, Running) else taken
 
     async def latest(self, owner: str, task_id: str) -> bytes:
         """Answer `GET /observation`: the latest observation again; changes and extends nothing."""
@@ -78,9 +82,8 @@ class Turns:
         over = task.state in (TaskState.ENDING, TaskState.ENDED)
         if over:
             raise lifecycle.refusal(task)
-        if lifecycle.overdue(task, now_s) is not None:
-            async with live.lock:
-                await self._endings.expire_if_overdue(live)
+        if deadlines.overdue(task, now_s) is not None:
+            await self._registry.decide(live, lambda: self._endings.expire_if_overdue(live))
             if not lifecycle.is_open(live.task) and live.task.state is not TaskState.DONE:
                 raise lifecycle.refusal(live.task)
         if task.turn > 0:
@@ -93,6 +96,22 @@ class Turns:
         first = {"turn": 0, "messages": codec.loads(start.answer)["messages"], "reward": None}
         body = first | {"terminated": False, "truncated": False, "info": {}}
         return answers.with_clocks(codec.dumps(body), live.task, now_s)
+
+    async def take_over(self, live: Live) -> None:
+        """Send again what a dead replica has sent, or was about to send; the caller holds the lock and has committed
+        the task as this replica's."""
+        stored = await self._registry.repository.turn_of(live.task.task_id, live.task.turn)
+        if stored is None:
+            await self._endings.fail(live, "environment_failed", f"turn {live.task.turn} has no stored action")
+            return
+        running = live.running
+        if running is None or running.turn != live.task.turn:
+            self._send(live, live.task.turn, codec.loads(stored.action))
+            return
+        # Calls wait here already; they get the answer.
+        if running.worker is not None:
+            running.worker.cancel()
+        self._begin(live, running, sends=True)
 
     async def _stored(self, live: Live, turn: int, message: dict[str, Any]) -> bytes:
         stored = await self._check_same(live, turn, message)
@@ -107,11 +126,28 @@ class Turns:
             raise _turn_conflict(turn)
         return stored.answer
 
+    def _join(self, live: Live, turn: int, message: dict[str, Any]) -> Running:
+        """Wait for a turn whose intent is stored, but for which nothing is in flight here.
+
+        It may be another replica's. Or it is ours, and its result could not be written: the server answers a turn
+        that it has already acted from its record.
+        """
+        if live.task.worker == self._registry.me:
+            return self._send(live, turn, message)
+        running = Running(turn, message, asyncio.get_running_loop().create_future())
+        self._begin(live, running, sends=False)
+        return running
+
     def _send(self, live: Live, turn: int, message: dict[str, Any]) -> Running:
         running = Running(turn, message, asyncio.get_running_loop().create_future())
-        live.running = running
-        running.worker = self._registry.spawn(self._act(live, running), f"tide-act-{live.task.task_id}")
+        self._begin(live, running, sends=True)
         return running
+
+    def _begin(self, live: Live, running: Running, *, sends: bool) -> None:
+        running.sends = sends
+        live.running = running
+        work = self._act(live, running) if sends else self._until_answered(live, running)
+        running.worker = self._registry.spawn(work, f"tide-act-{live.task.task_id}")
 
     async def _act(self, live: Live, running: Running) -> None:
         """Send the action, store the result, answer all who wait, in every case."""
@@ -119,9 +155,9 @@ class Turns:
             await self._play(live, running)
         except BaseException:
             # A stop, most often while the result was being written; whoever asks again finds the turn as stored.
-            if live.running is running:
+            if live.running is running and running.worker is asyncio.current_task():
                 live.running = None
-            running.fail(unfinished())
+                running.fail(unfinished())
             raise
 
     async def _play(self, live: Live, running: Running) -> None:
@@ -141,50 +177,97 @@ class Turns:
             return
         raw.pop("clocks", None)
         stored = codec.dumps(raw)
-        async with live.lock:
-            if live.running is not running:
-                return
-            now_s = registry.time.now_s()
+
+        async def store() -> Task | None:
             await self._endings.expire_if_overdue(live)
             if live.running is not running:
-                return
+                return None
+            if not self._is_ours(live.task, running):
+                return None
+            now_s = registry.time.now_s()
             after = lifecycle.answered(live.task, now_s, terminated=answer.terminated, truncated=answer.truncated)
             events = (Event(after.state.value, now_s),) if after.state is not TaskState.WAITING else ()
+            await registry.commit(live, after, result=Result(running.turn, stored, now_s), events=events)
             live.running = None
-            try:
-                await registry.commit(live, after, result=Result(running.turn, stored, now_s), events=events)
-            except TideError as error:
-                running.fail(error)
-                return
             if after.state is TaskState.DONE:
                 self._endings.release(live)
+            return after
+
+        try:
+            after = await registry.decide(live, store)
+        except TideError as error:
+            if live.running is running:
+                live.running = None
+            running.worker = None  # this very task
+            running.fail(error)
+            return
+        if after is None:
+            await self._until_answered(live, running)
+            return
         if not running.answer.done():
-            running.answer.set_result(answers.with_clocks(stored, live.task, now_s))
+            running.answer.set_result(answers.with_clocks(stored, live.task, registry.time.now_s()))
         if after.state is TaskState.PAUSED:
             await self._pauses.settle(live)
 
     async def _ask(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
         """The environment's answer; a server that still thinks that the task is paused is told again."""
         for _ in range(MAX_TELLS):
-            server = live.server
-            if server is None:
-                raise upstream.EnvironmentLost("the environment server is gone")
-            if live.peer_paused:
-                await self._pauses.settle(live)
-            limit_s = lifecycle.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
+            async with asyncio.timeout(deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S):
+                server = await self._endings.reach(live.task)
+                await self._pauses.before_action(live)
+            limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
             try:
                 return await upstream.observe(server, live.task.peer_task, running.turn, running.message, limit_s)
             except upstream.EnvironmentFailed as error:
                 if error.code != "paused":
                     raise
-                live.peer_paused = True
+                live.told = (-1, True)
         raise upstream.EnvironmentFailed(423, "paused", "the environment does not resume")
 
     async def _broken(self, live: Live, running: Running, code: str, detail: str) -> None:
-        async with live.lock:
-            if live.running is running:
-                running.worker = None  # this very task: it must not be cancelled by the ending
-                await self._endings.fail(live, code, detail)
+        async def fail() -> bool:
+            if live.running is not running:
+                return True
+            if not self._is_ours(live.task, running):
+                return False
+            running.worker = None  # this very task: it must not be cancelled by the ending
+            await self._endings.fail(live, code, detail)
+            return True
+
+        if not await self._registry.decide(live, fail):
+            await self._until_answered(live, running)
+
+    def _is_ours(self, task: Task, running: Running) -> bool:
+        return lifecycle.is_busy(task) and task.turn == running.turn and task.worker == self._registry.me
+
+    async def _until_answered(self, live: Live, running: Running) -> None:
+        """Look until the turn is over, wherever it is acted; its clocks, kept by every replica's sweep, bound it."""
+        pause_s = _POLL_S
+        try:
+            while True:
+                task = await self._registry.repository.task(live.task.task_id) or live.task
+                if task.version > live.task.version:
+                    live.task = task
+                if task.turn > running.turn:
+                    stored = await self._registry.repository.turn_of(task.task_id, running.turn)
+                    if stored is not None and stored.answer is not None and not running.answer.done():
+                        now_s = self._registry.time.now_s()
+                        running.answer.set_result(answers.with_clocks(stored.answer, task, now_s))
+                    break
+                if not lifecycle.is_open(task):
+                    running.worker = None
+                    running.fail(lifecycle.refusal(task))
+                    break
+                if not lifecycle.is_busy(task):
+                    break
+                await asyncio.sleep(pause_s)
+                pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
+        finally:
+            if live.running is running and running.worker in (None, asyncio.current_task()):
+                live.running = None
+                if not running.answer.done():
+                    running.worker = None
+                    running.fail(unfinished())
 
 
 def _turn_conflict(turn: int) -> TideError:

@@ -1,0 +1,232 @@
+"""Rows of environment servers: who keeps them, where they are, and which task is placed on which.
+
+    launching -> ready -> (condemned) -> gone -> row deleted        any change checks the row's version
+
+A row is written before the server exists and deleted after nothing of it is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from tide_gateway.database import Database
+from tide_gateway.models import InstanceRow, TaskRow
+from tide_gateway.specs import EnvironmentSpec
+from tide_sdk.clocks import TaskState
+
+
+class InstanceState(StrEnum):
+    """Where an environment server stands: `condemned` gets no more tasks, `gone` is being removed."""
+
+    LAUNCHING = "launching"
+    READY = "ready"
+    CONDEMNED = "condemned"
+    GONE = "gone"
+
+
+LIVING = frozenset({InstanceState.LAUNCHING, InstanceState.READY})
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One row of `instances`."""
+
+    name: str
+    environment: str
+    runtime: str
+    replica: str
+    state: InstanceState
+    version: int
+    slot: int
+    capacity: int
+    served: int
+    incarnation: str
+    place: str
+    created_s: float
+    detail: str
+
+    def retired(self, spec: EnvironmentSpec) -> bool:
+        """True if it has had as many tasks as its environment allows."""
+        return 0 < spec.retire_after <= self.served
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A task's place: the instance as stored now, and whether its row was made for it and waits for a launch."""
+
+    instance: Instance
+    created: bool
+
+
+def may_add(spec: EnvironmentSpec, instances: list[Instance]) -> bool:
+    """True if another server may be launched. A condemned one does not count: its tasks may be long."""
+    return sum(row.state is not InstanceState.CONDEMNED for row in instances) < spec.servers
+
+
+def best(spec: EnvironmentSpec, instances: list[Instance], loads: Counter[str], avoid: frozenset[str]) -> Instance | None:
+    """The instance that the next task goes to: the emptiest with room, a ready one before one that is launching."""
+    with_room = [
+        row
+        for row in instances
+        if row.state in LIVING and loads[row.name] < row.capacity and not row.retired(spec) and row.name not in avoid
+    ]
+    return min(with_room, key=lambda row: (loads[row.name], row.state is not InstanceState.READY, row.slot), default=None)
+
+
+class InstanceRows:
+    """Reads and writes of `instances`.
+
+    Args:
+        database: where the table is.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def all(self) -> list[Instance]:
+        """All rows."""
+        return await self._database.read(_all)
+
+    async def get(self, name: str) -> Instance | None:
+        """One row."""
+        statement = select(InstanceRow.__table__).where(InstanceRow.name == name)
+        row = await self._database.read(lambda c: c.execute(statement).mappings().first())
+        return None if row is None else _instance(row)
+
+    async def loads(self) -> Counter[str]:
+        """The number of tasks that hold a place, by instance."""
+        return await self._database.read(_loads)
+
+    async def place(
+        self,
+        task_id: str,
+        version: int,
+        spec: EnvironmentSpec,
+        fresh: Callable[[int], Instance],
+        *,
+        may_launch: bool,
+        avoid: frozenset[str] = frozenset(),
+    ) -> Placement | None:
+        """Give a starting task its instance, which is a new row where that is better; None where all are full.
+
+        The task's row moves to version + 1 with the instance's name in it. An empty server beats a busy one, and a
+        busy one beats a launch that may not be tried now.
+
+        Args:
+            task_id: the task.
+            version: its row's version as the caller knows it.
+            spec: its environment.
+            fresh: makes the row of a new instance from a slot.
+            may_launch: False while launches fail.
+            avoid: instances that the caller found dead.
+
+        Raises:
+            StaleTask: the task's row is newer than `version`.
+        """
+
+        def write(connection: Connection) -> Placement | None:
+            self._database.lock(connection, f"places/{spec.name}")
+            rows = _all(connection, spec.name)
+            loads = _loads(connection, spec.name)
+            chosen = best(spec, rows, loads, avoid)
+            created = False
+            if may_launch and may_add(spec, rows) and (chosen is None or loads[chosen.name] > 0):
+                chosen, created = fresh(_free_slot(rows)), True
+                _insert(connection, chosen)
+            if chosen is None:
+                return None
+            moved = connection.execute(
+                update(TaskRow)
+                .where(TaskRow.task_id == task_id, TaskRow.version == version)
+                .values(instance=chosen.name, version=version + 1)
+            )
+            if moved.rowcount != 1:
+                raise StaleTask(task_id)
+            after = replace(chosen, served=chosen.served + 1, version=chosen.version + 1)
+            _update(connection, chosen, served=after.served)
+            return Placement(after, created)
+
+        return await self._database.write(write)
+
+    async def add(self, spec: EnvironmentSpec, fresh: Callable[[int], Instance], *, max_spare: int) -> Instance | None:
+        """Write the row of a new instance for the warm pool; None where there are `max_spare` already, or no room."""
+
+        def write(connection: Connection) -> Instance | None:
+            self._database.lock(connection, f"places/{spec.name}")
+            rows = _all(connection, spec.name)
+            loads = _loads(connection, spec.name)
+            spare = [row for row in rows if row.state in LIVING and not loads[row.name] and not row.retired(spec)]
+            if len(spare) >= max_spare or not may_add(spec, rows):
+                return None
+            made = fresh(_free_slot(rows))
+            _insert(connection, made)
+            return made
+
+        return await self._database.write(write)
+
+    async def change(self, instance: Instance, **values: Any) -> Instance | None:
+        """Write new values into a row if it is still as the caller knows it; the row as it is then, else None."""
+        done = await self._database.write(lambda c: _update(c, instance, **values))
+        return replace(instance, version=instance.version + 1, **values) if done else None
+
+    async def paused(self, name: str) -> bool:
+        """True if a task on the instance is paused."""
+        statement = (
+            select(TaskRow.task_id)
+            .where(TaskRow.instance == name, TaskRow.released == 0, TaskRow.state == TaskState.PAUSED.value)
+            .limit(1)
+        )
+        return await self._database.read(lambda c: c.execute(statement).first() is not None)
+
+    async def forget(self, name: str) -> None:
+        """Remove the row of an instance of which nothing is left."""
+        await self._database.write(lambda c: c.execute(delete(InstanceRow).where(InstanceRow.name == name)))
+
+
+class StaleTask(Exception):
+    """The task's row is newer than the caller's."""
+
+
+def _instance(row: Any) -> Instance:
+    return Instance(**{**row, "state": InstanceState(row["state"])})
+
+
+def _all(connection: Connection, environment: str | None = None) -> list[Instance]:
+    statement = select(InstanceRow.__table__)
+    if environment is not None:
+        statement = statement.where(InstanceRow.environment == environment)
+    return [_instance(row) for row in connection.execute(statement).mappings()]
+
+
+def _loads(connection: Connection, environment: str | None = None) -> Counter[str]:
+    statement = select(TaskRow.instance, func.count()).where(TaskRow.released == 0, TaskRow.instance != "")
+    if environment is not None:
+        statement = statement.where(TaskRow.environment == environment)
+    return Counter({name: count for name, count in connection.execute(statement.group_by(TaskRow.instance))})
+
+
+def _free_slot(rows: list[Instance]) -> int:
+    taken = {row.slot for row in rows}
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+
+def _insert(connection: Connection, instance: Instance) -> None:
+    values = {name: getattr(instance, name) for name in Instance.__slots__}
+    connection.execute(insert(InstanceRow).values(values | {"state": instance.state.value}))
+
+
+def _update(connection: Connection, instance: Instance, **values: Any) -> bool:
+    if "state" in values:
+        values["state"] = InstanceState(values["state"]).value
+    changed = connection.execute(
+        update(InstanceRow)
+        .where(InstanceRow.name == instance.name, InstanceRow.version == instance.version)
+        .values(version=instance.version + 1, **values)
+    )
+    return changed.rowcount == 1

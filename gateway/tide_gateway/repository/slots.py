@@ -1,0 +1,193 @@
+"""Slots: what is held, who waits, and the one transaction that lets a start in.
+
+The decision is `tide_gateway.admission`'s; here it gets its facts, and what it decides is stored with the task's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, func, insert, select, tuple_, update
+
+from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Ticket, Wish, decide, startable
+from tide_gateway.blobs import BlobStore
+from tide_gateway.database import Database
+from tide_gateway.models import OwnerRow, StartRateRow, TaskRow, TicketRow
+from tide_gateway.repository.group import write_group
+from tide_gateway.rows import Change
+from tide_gateway.specs import EnvironmentSpec
+
+
+class KeyTaken(Exception):
+    """Another start with the same owner, key and attempt was let in meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """How fast slots were given back lately, for an honest Retry-After."""
+
+    count: int
+    recent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots of one environment as one owner sees them.
+
+    Attributes:
+        taken: slots held, starting and ending tasks included.
+        mine: those of the owner.
+        num_waiting: starts that have a place in the queue.
+        free, free_eval: tasks of kind train, or eval, that the owner could start now, the rate left aside.
+    """
+
+    taken: int
+    mine: int
+    num_waiting: int
+    free: int
+    free_eval: int
+
+
+def rules_of(spec: EnvironmentSpec, capacity: int) -> Rules:
+    """The environment's limits; `capacity` is lower than configured where its servers hold fewer."""
+    return Rules(
+        capacity=capacity,
+        owner_capacity=spec.owner_capacity,
+        eval_reserved=spec.eval_reserved,
+        start_rate=spec.start_rate,
+        start_burst=spec.start_burst,
+        max_queue=spec.max_queue,
+    )
+
+
+class SlotRows:
+    """Admission of starts, and views of slots.
+
+    Args:
+        database: where the tables are.
+        blobs: where large starts are.
+    """
+
+    def __init__(self, database: Database, blobs: BlobStore) -> None:
+        self._database = database
+        self._blobs = blobs
+
+    async def admit(self, change: Change, rules: Rules, releases: Releases, now_s: float) -> Refuse | None:
+        """Write a new task's first row if its start may go on; otherwise its place in the queue.
+
+        Returns:
+            None where the task's row is committed.
+
+        Raises:
+            KeyTaken: there is such a task already.
+        """
+        task = change.after
+        wish = Wish(task.owner, task.key, "eval" if task.kind == "eval" else "train")
+
+        def write(connection: Connection) -> Refuse | None:
+            self._database.lock(connection, f"starts/{task.environment}")
+            max_tasks = _max_tasks(connection)
+            if max_tasks:
+                # Their holdings elsewhere count too.
+                self._database.lock(connection, "starts of limited owners")
+            same = (TaskRow.owner == task.owner, TaskRow.key == task.key, TaskRow.attempt >= task.attempt)
+            if connection.execute(select(TaskRow.task_id).where(*same).limit(1)).first() is not None:
+                raise KeyTaken(task.key)
+            facts = _snapshot(connection, task.environment, wish, max_tasks, releases, now_s)
+            verdict = decide(rules, wish, facts)
+            _drop(connection, task.environment, verdict.drop)
+            if isinstance(verdict, Refuse):
+                if verdict.ticket is not None:
+                    _keep(connection, task.environment, verdict.ticket)
+                return verdict
+            if rules.start_rate > 0:
+                _set_rate(connection, task.environment, verdict)
+            write_group(connection, [change], self._blobs)
+            return None
+
+        return await self._database.write(write)
+
+    async def views(self, rules: Mapping[str, Rules], owner: str, now_s: float) -> dict[str, Slots]:
+        """The slots of each environment of `rules`, as `owner` sees them."""
+
+        def read(connection: Connection) -> dict[str, Slots]:
+            limits = _max_tasks(connection)
+            found: dict[str, Slots] = {}
+            for name, rule in rules.items():
+                facts = _snapshot(connection, name, Wish(owner, "", "train"), limits, Releases(0, 0.0), now_s)
+                holding = facts.holding.by_owner
+                found[name] = Slots(
+                    taken=sum(map(sum, holding.values())),
+                    mine=sum(holding.get(owner, (0, 0))),
+                    num_waiting=sum(ticket.expires_s > now_s for ticket in facts.tickets),
+                    free=startable(rule, owner, "train", facts),
+                    free_eval=startable(rule, owner, "eval", facts),
+                )
+            return found
+
+        return await self._database.read(read)
+
+
+def _holding(connection: Connection, environment: str | None = None) -> dict[str, dict[str, tuple[int, int]]]:
+    evals = func.sum(case((TaskRow.kind == "eval", 1), else_=0))
+    statement = select(TaskRow.environment, TaskRow.owner, func.count(), evals).where(TaskRow.released == 0)
+    if environment is not None:
+        statement = statement.where(TaskRow.environment == environment)
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, owner, total, num_eval in connection.execute(statement.group_by(TaskRow.environment, TaskRow.owner)):
+        found.setdefault(name, {})[owner] = (total - num_eval, num_eval)
+    return found
+
+
+def _max_tasks(connection: Connection) -> dict[str, int]:
+    """The owners that have a limit over all environments."""
+    statement = select(OwnerRow.owner, OwnerRow.max_tasks).where(OwnerRow.max_tasks > 0)
+    return {owner: limit for owner, limit in connection.execute(statement)}
+
+
+def _snapshot(
+    connection: Connection, environment: str, wish: Wish, max_tasks: Mapping[str, int], releases: Releases, now_s: float
+) -> Snapshot:
+    tickets = select(TicketRow.owner, TicketRow.key, TicketRow.kind, TicketRow.asked_s, TicketRow.expires_s)
+    waiting: list[Any] = list(
+        connection.execute(tickets.where(TicketRow.environment == environment).order_by(TicketRow.asked_s))
+    )
+    next_s = connection.execute(select(StartRateRow.next_s).where(StartRateRow.environment == environment)).scalar()
+    over_all: dict[str, int] = {}
+    if max_tasks:
+        held = select(TaskRow.owner, func.count()).where(TaskRow.released == 0, TaskRow.owner.in_(list(max_tasks)))
+        over_all = {owner: count for owner, count in connection.execute(held.group_by(TaskRow.owner))}
+    return Snapshot(
+        holding=Holding(_holding(connection, environment).get(environment, {})),
+        tickets=[Ticket(*row) for row in waiting],
+        next_s=next_s or 0.0,
+        owner_max_tasks=max_tasks.get(wish.owner, 0),
+        owner_holds=over_all.get(wish.owner, 0),
+        num_released_recently=releases.count,
+        recent_s=releases.recent_s,
+        now_s=now_s,
+        rooms={owner: max(0, limit - over_all.get(owner, 0)) for owner, limit in max_tasks.items()},
+    )
+
+
+def _drop(connection: Connection, environment: str, names: tuple[tuple[str, str], ...]) -> None:
+    for begin in range(0, len(names), 200):
+        some = names[begin : begin + 200]
+        named = tuple_(TicketRow.owner, TicketRow.key).in_(some)
+        connection.execute(delete(TicketRow).where(TicketRow.environment == environment, named))
+
+
+def _keep(connection: Connection, environment: str, ticket: Ticket) -> None:
+    values = {"kind": ticket.kind, "asked_s": ticket.asked_s, "expires_s": ticket.expires_s}
+    same = (TicketRow.environment == environment, TicketRow.owner == ticket.owner, TicketRow.key == ticket.key)
+    if connection.execute(update(TicketRow).where(*same).values(values)).rowcount == 0:
+        row = {"environment": environment, "owner": ticket.owner, "key": ticket.key} | values
+        connection.execute(insert(TicketRow).values(row))
+
+
+def _set_rate(connection: Connection, environment: str, verdict: Admit) -> None:
+    same = StartRateRow.environment == environment
+    if connection.execute(update(StartRateRow).where(same).values(next_s=verdict.next_s)).rowcount == 0:
+        connection.execute(insert(StartRateRow).values(environment=environment, next_s=verdict.next_s))

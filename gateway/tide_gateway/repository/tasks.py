@@ -1,0 +1,178 @@
+"""Rows of tasks, their starts, turns and events. Writes go through `apply`, which the committer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from tide_gateway.blobs import BlobStore
+from tide_gateway.database import Database
+from tide_gateway.lifecycle import ENDED_S, OPEN, Task
+from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
+from tide_gateway.repository.group import Stale, write_group
+from tide_gateway.repository.instances import InstanceRows
+from tide_gateway.repository.replicas import ReplicaRows
+from tide_gateway.repository.slots import SlotRows
+from tide_gateway.rows import Change, task_of
+from tide_sdk.clocks import TaskState
+
+
+class Conflict(Exception):
+    """The stored row is newer than the one that the change was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """One row of `turns`."""
+
+    action: bytes
+    answer: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStart:
+    """One row of `task_starts`."""
+
+    request: bytes
+    answer: bytes | None
+
+
+class Repository:
+    """Reads and writes of the gateway's tables.
+
+    Args:
+        database: where the tables are.
+        blobs: where large bodies are.
+    """
+
+    def __init__(self, database: Database, blobs: BlobStore) -> None:
+        self.shared = database.shared
+        self.instances = InstanceRows(database)
+        self.replicas = ReplicaRows(database)
+        self.slots = SlotRows(database, blobs)
+        self._database = database
+        self._blobs = blobs
+
+    async def apply(self, changes: Sequence[Change]) -> list[Exception | None]:
+        """Commit a group of changes; the result has one entry per change, None where it was committed.
+
+        Usually one transaction. If a row is stale (or anything else fails), each change gets a transaction of its
+        own, so that only the one at fault fails.
+        """
+        try:
+            await self._database.write(lambda connection: write_group(connection, changes, self._blobs))
+        except Exception:  # noqa: BLE001 (found again, and reported, for the one change that caused it)
+            return [await self._apply_one(change) for change in changes]
+        return [None] * len(changes)
+
+    async def _apply_one(self, change: Change) -> Exception | None:
+        try:
+            await self._database.write(lambda connection: write_group(connection, [change], self._blobs))
+        except Stale:
+            return Conflict(change.after.task_id)
+        except Exception as error:  # noqa: BLE001 (handed to the waiter of this change)
+            return error
+        return None
+
+    async def task(self, task_id: str) -> Task | None:
+        """The task of that id, whoever owns it."""
+        statement = select(TaskRow.__table__).where(TaskRow.task_id == task_id)
+        row = await self._database.read(lambda c: c.execute(statement).mappings().first())
+        return None if row is None else task_of(row)  # type: ignore[arg-type]
+
+    async def newest_attempt(self, owner: str, key: str) -> Task | None:
+        """The highest attempt of a key."""
+        statement = (
+            select(TaskRow.__table__)
+            .where(TaskRow.owner == owner, TaskRow.key == key)
+            .order_by(TaskRow.attempt.desc())
+            .limit(1)
+        )
+        row = await self._database.read(lambda c: c.execute(statement).mappings().first())
+        return None if row is None else task_of(row)  # type: ignore[arg-type]
+
+    async def start_of(self, task_id: str) -> StoredStart | None:
+        """What a task was started with."""
+        statement = select(StartRow.request, StartRow.answer).where(StartRow.task_id == task_id)
+        pair = await self._database.read(lambda c: self._pair(c.execute(statement).first()))
+        return None if pair is None else StoredStart(*pair)
+
+    async def turn_of(self, task_id: str, turn: int) -> StoredTurn | None:
+        """One turn of a task."""
+        statement = select(TurnRow.action, TurnRow.answer).where(TurnRow.task_id == task_id, TurnRow.turn == turn)
+        pair = await self._database.read(lambda c: self._pair(c.execute(statement).first()))
+        return None if pair is None else StoredTurn(*pair)
+
+    async def tasks(
+        self, owner: str | None, *, limit: int, after: str | None, state: TaskState | None, environment: str | None
+    ) -> list[Task]:
+        """A page of an owner's tasks (None: everyone's), newest first; `after` is the last id of the page before."""
+        statement = select(TaskRow.__table__)
+        if owner is not None:
+            statement = statement.where(TaskRow.owner == owner)
+        if after is not None:
+            statement = statement.where(TaskRow.task_id < after)
+        if state is not None:
+            statement = statement.where(TaskRow.state == state.value)
+        if environment is not None:
+            statement = statement.where(TaskRow.environment == environment)
+        statement = statement.order_by(TaskRow.task_id.desc()).limit(limit)
+        rows = await self._database.read(lambda c: c.execute(statement).mappings().all())
+        return [task_of(row) for row in rows]  # type: ignore[arg-type]
+
+    async def events_of(self, task_id: str) -> list[tuple[str, float, str]]:
+        """A task's history: kind, moment, detail."""
+        statement = (
+            select(EventRow.kind, EventRow.at_s, EventRow.detail)
+            .where(EventRow.task_id == task_id)
+            .order_by(EventRow.id)
+        )
+        rows = await self._database.read(lambda c: c.execute(statement).all())
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    async def overdue(self, now_s: float, *, limit: int) -> list[str]:
+        """Ids of tasks of which a running clock is used up at `now_s`, the longest overdue first."""
+        statement = select(TaskRow.task_id).where(TaskRow.due_s <= now_s).order_by(TaskRow.due_s).limit(limit)
+        return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
+
+    async def open_tasks(self) -> list[Task]:
+        """All tasks that have not ended."""
+        statement = select(TaskRow.__table__).where(TaskRow.due_s < ENDED_S)
+        rows = await self._database.read(lambda c: c.execute(statement).mappings().all())
+        return [task_of(row) for row in rows]  # type: ignore[arg-type]
+
+    async def unfinished(self) -> list[tuple[str, str]]:
+        """Id and worker of every task that has something in flight, by whatever replica."""
+        statement = select(TaskRow.task_id, TaskRow.worker).where(TaskRow.due_s < ENDED_S, TaskRow.worker != "")
+        rows = await self._database.read(lambda c: c.execute(statement).all())
+        return [(row[0], row[1]) for row in rows]
+
+    async def newer_than(self, known: Mapping[str, int]) -> list[Task]:
+        """The tasks among `known` (id -> version) whose row is newer."""
+        statement = select(TaskRow.__table__).where(TaskRow.task_id.in_(list(known)))
+        rows = await self._database.read(lambda c: c.execute(statement).mappings().all())
+        return [task_of(row) for row in rows if row["version"] > known[row["task_id"]]]  # type: ignore[arg-type]
+
+    async def held_by(self, instance: str) -> list[str]:
+        """Ids of the tasks that hold a place on an instance."""
+        statement = select(TaskRow.task_id).where(TaskRow.instance == instance, TaskRow.released == 0)
+        return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
+
+    async def open_of(self, owner: str, prefix: str, *, limit: int) -> list[str]:
+        """Ids of an owner's open tasks whose key begins with `prefix`."""
+        statement = (
+            select(TaskRow.task_id)
+            .where(TaskRow.owner == owner, TaskRow.released == 0, TaskRow.state.in_([s.value for s in OPEN]))
+            .where(TaskRow.key.startswith(prefix, autoescape=True))
+            .limit(limit)
+        )
+        return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
+
+    def _pair(self, row: Any) -> tuple[bytes, bytes | None] | None:
+        """A body that is always there and one that may not be, read in the reader's thread."""
+        if row is None:
+            return None
+        return self._blobs.get(row[0]), None if row[1] is None else self._blobs.get(row[1])
