@@ -201,8 +201,10 @@ class GatewayCluster:
 
     def servers(self) -> list[MarkedServer]:
         """Environment servers of this cluster that exist: groups of processes, and containers."""
-        found = find_processes(self.cookie)
-        return found + (find_containers(self._docker_host, self.cookie) if self._docker_host else [])
+        found = find_containers(self._docker_host, self.cookie) if self._docker_host else []
+        names = {server.name for server in found}
+        # A container's processes are seen from outside too.
+        return found + [server for server in find_processes(self.cookie) if server.name not in names]
 
     def orphans(self) -> list[MarkedServer]:
         """Servers that exist and that no running gateway lists; without a running gateway, all of them."""

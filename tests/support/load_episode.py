@@ -96,12 +96,16 @@ class Episode:
 
         async def whole(episode: Episode, turns: int) -> None:
             await self.start()
-            while not self.done:
-                await asyncio.sleep(self._load.think_s * self._rng.uniform(0.5, 1.5))
-                await self.step()
-            await self.end()
+            await self.play_on()
 
         await self.carry_out(whole, self._load.task_deadline_s)
+
+    async def play_on(self) -> None:
+        """The turns that are left, and the end."""
+        while not self.done:
+            await asyncio.sleep(self._load.think_s * self._rng.uniform(0.5, 1.5))
+            await self.step()
+        await self.end()
 
     async def carry_out(self, part: Callable[[Episode, int], Awaitable[None]], deadline_s: float) -> bool:
         """Carry out a part of the task; False where it broke, which is then in the report."""
