@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from processes import ROOT
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -212,20 +213,26 @@ async def after(cluster: GatewayCluster) -> dict[str, Any]:
     """The account of a cluster whose tasks have all ended, before and after its stop.
 
     Returns:
-        `taken` slots, `orphans` while it runs, `rows` that are left, and `problems` of the stop with its orphans.
+        `taken` slots, `orphans` while it runs, `rows` that are left, and `problems`: views that failed, and what was
+        wrong with the stop, its orphans included.
     """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
-    while True:
+    rows = await asyncio.to_thread(left_rows, cluster.database_url)
+    while rows["unreleased_tasks"] and asyncio.get_running_loop().time() < deadline_s:
+        await asyncio.sleep(POLL_S)
+        rows = await asyncio.to_thread(left_rows, cluster.database_url)
+    problems: list[str] = []
+    taken, orphans = 0, []
+    try:
         capacity = await asyncio.to_thread(cluster.view, "/capacity")
         taken = sum(environment["taken"] for environment in capacity.values())
-        if taken == 0 or asyncio.get_running_loop().time() > deadline_s:
-            break
-        await asyncio.sleep(POLL_S)
-    orphans = await asyncio.to_thread(cluster.wait_no_orphans)
+        orphans = await asyncio.to_thread(cluster.wait_no_orphans)
+    except httpx.HTTPError as error:
+        problems.append(f"a view failed: {error}")
     rows = await asyncio.to_thread(left_rows, cluster.database_url)
     servers = await asyncio.to_thread(cluster.servers)
     rows["instances_without_a_server"] = rows.pop("instances") - len(servers)
-    problems = await asyncio.to_thread(cluster.close)
+    problems += await asyncio.to_thread(cluster.close)
     stopped = await asyncio.to_thread(left_rows, cluster.database_url)
     rows["instances_after_the_stop"] = stopped["instances"]
     return {

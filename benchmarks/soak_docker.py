@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ async def play(arguments: argparse.Namespace, cluster: GatewayCluster, engine: A
         seed=arguments.seed,
     )
     report = Report(num_tasks=load.tasks)
+    began_s = time.perf_counter()
     third = asyncio.Event()
     with progress_of("soak-docker", load.tasks * load.turns) as show:
 
@@ -130,6 +132,7 @@ async def play(arguments: argparse.Namespace, cluster: GatewayCluster, engine: A
                 started, lambda episode, _: episode.play_on(), concurrency=load.tasks, deadline_s=arguments.deadline_s
             )
             await restarting
+    report.wall_s = time.perf_counter() - began_s
     return report, most
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ async def soak(arguments: argparse.Namespace, folder: Path, url: str) -> dict[st
     outlive_s = arguments.outlive_s or None
     cluster = GatewayCluster(folder, url, {"scripted": table}, arguments.replicas, outlive_s=outlive_s)
     report = Report(num_tasks=load.tasks)
+    began_s = time.perf_counter()
     try:
         await asyncio.to_thread(cluster.start_all)
         async with open_client(cluster.urls, load, None, report) as client:
@@ -64,6 +66,7 @@ async def soak(arguments: argparse.Namespace, folder: Path, url: str) -> dict[st
             await asyncio.to_thread(cluster.start_all)
             found = await asyncio.to_thread(clocks_of, cluster)
             await each("after the restart", paused, report, play_to_the_end, arguments.deadline_s)
+        report.wall_s = time.perf_counter() - began_s
         account = await after(cluster)
     finally:
         await asyncio.to_thread(cluster.close)
