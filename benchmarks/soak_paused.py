@@ -12,6 +12,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,50 +39,48 @@ PAGE = 500
 CONCURRENCY = 128
 
 
+@dataclass(slots=True)
+class Restart:
+    """What every paused task looked like: before the kill, after the restart, and in the answer of its resume."""
+
+    before: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    after: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    resumed: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+    @property
+    def off_s(self) -> float:
+        """The most by which a clock differed; a resumed task's clocks begin to run with the answer that tells them."""
+        return max(compare(self.before, self.after)[0], compare(self.before, self.resumed)[0])
+
+    @property
+    def forgotten(self) -> int:
+        """Tasks that were gone or not paused any more after the restart."""
+        return compare(self.before, self.after)[1]
+
+
 async def soak(arguments: argparse.Namespace, folder: Path, url: str) -> dict[str, Any]:
     """Play half of each task, pause it, kill the gateways, compare the clocks, resume, play the rest."""
     table = scripted(servers=arguments.servers, capacity=arguments.tasks, probe_interval_s=2.0, limits=LIMITS)
-    load = Load(
-        tasks=arguments.tasks,
-        turns=arguments.turns,
-        think_s=0.02,
-        repeat=0.1,
-        call_deadline_s=arguments.deadline_s,
-        seed=arguments.seed,
-    )
     outlive_s = arguments.outlive_s or None
     cluster = GatewayCluster(folder, url, {"scripted": table}, arguments.replicas, outlive_s=outlive_s)
-    report = Report(num_tasks=load.tasks)
-    began_s = time.perf_counter()
+    report = Report(num_tasks=arguments.tasks)
     try:
         await asyncio.to_thread(cluster.start_all)
-        async with open_client(cluster.urls, load, None, report) as client:
-            episodes = [Episode(client, load, number, report) for number in range(load.tasks)]
-            paused = await each("until the pause", episodes, report, play_until_paused, arguments.deadline_s)
-            before = await asyncio.to_thread(clocks_of, cluster)
-            say(f"{len(paused)} tasks are paused; the gateways are away for {arguments.away_s:g} s")
-            for replica in cluster.replicas:
-                cluster.kill(replica.number)
-            await asyncio.sleep(arguments.away_s)
-            await asyncio.to_thread(cluster.start_all)
-            found = await asyncio.to_thread(clocks_of, cluster)
-            await each("after the restart", paused, report, play_to_the_end, arguments.deadline_s)
-        report.wall_s = time.perf_counter() - began_s
+        restart = await play(arguments, cluster, report)
         account = await after(cluster)
     finally:
         await asyncio.to_thread(cluster.close)
-    off_s, forgotten = compare(before, found)
-    bad = load.tasks - report.finished + report.faults + leftovers(account) + forgotten
+    bad = arguments.tasks - report.finished + report.faults + leftovers(account) + restart.forgotten
     return {
         "name": "soak-paused",
-        "value": round(off_s, 4),
+        "value": round(restart.off_s, 4),
         "unit": "s by which a paused task's clock was off after the restart",
         "goal": GOAL_S,
-        "holds": off_s <= GOAL_S and bad == 0 and len(paused) == load.tasks,
+        "holds": restart.off_s <= GOAL_S and bad == 0 and len(restart.before) == arguments.tasks,
         "details": {
             **report.details(),
-            "paused_through_the_restart": len(paused),
-            "forgotten": forgotten,
+            "paused_through_the_restart": len(restart.before),
+            "forgotten": restart.forgotten,
             "resumed_and_finished": report.finished,
             "away_s": arguments.away_s,
             "turns_each": arguments.turns,
@@ -93,20 +92,44 @@ async def soak(arguments: argparse.Namespace, folder: Path, url: str) -> dict[st
     }
 
 
+async def play(arguments: argparse.Namespace, cluster: GatewayCluster, report: Report) -> Restart:
+    """All tasks, with the restart in the middle."""
+    load = Load(
+        tasks=arguments.tasks,
+        turns=arguments.turns,
+        think_s=0.02,
+        repeat=0.1,
+        call_deadline_s=arguments.deadline_s,
+        seed=arguments.seed,
+    )
+    restart = Restart()
+
+    async def play_to_the_end(episode: Episode, turns: int) -> None:
+        restart.resumed[episode.task_id] = view_of((await episode.resume()).data, "paused")
+        await episode.play_on()
+
+    began_s = time.perf_counter()
+    async with open_client(cluster.urls, load, None, report) as client:
+        episodes = [Episode(client, load, number, report) for number in range(load.tasks)]
+        paused = await each("until the pause", episodes, report, play_until_paused, arguments.deadline_s)
+        restart.before = await asyncio.to_thread(clocks_of, cluster)
+        say(f"{len(paused)} tasks are paused; the gateways are away for {arguments.away_s:g} s")
+        for replica in cluster.replicas:
+            cluster.kill(replica.number)
+        await asyncio.sleep(arguments.away_s)
+        await asyncio.to_thread(cluster.start_all)
+        restart.after = await asyncio.to_thread(clocks_of, cluster)
+        await each("after the restart", paused, report, play_to_the_end, arguments.deadline_s)
+    report.wall_s = time.perf_counter() - began_s
+    return restart
+
+
 async def play_until_paused(episode: Episode, turns: int) -> None:
     """Start a task, play half of its turns, and pause it."""
     await episode.start()
     while episode.turn < turns // 2:
         await episode.act()
     await episode.pause()
-
-
-async def play_to_the_end(episode: Episode, turns: int) -> None:
-    """Resume a task and play the rest."""
-    await episode.resume()
-    while not episode.done:
-        await episode.act()
-    await episode.end()
 
 
 async def each(
@@ -125,20 +148,22 @@ async def each(
 
 
 def clocks_of(cluster: GatewayCluster) -> dict[str, dict[str, Any]]:
-    """Every task that a gateway knows: its state and the consumed seconds of its clocks."""
+    """Every paused task that a gateway knows: its state and the consumed seconds of its clocks."""
     found: dict[str, dict[str, Any]] = {}
     after_id = ""
     with cluster.client(cluster.running[0]) as client:
         while True:
-            page = client.get(f"/tasks?limit={PAGE}{after_id}").raise_for_status().json()
+            page = client.get(f"/tasks?state=paused&limit={PAGE}{after_id}").raise_for_status().json()
             for task in page["tasks"]:
-                found[task["task_id"]] = {
-                    "state": task["state"],
-                    "clocks": {name: clock["consumed_s"] for name, clock in task["clocks"].items()},
-                }
+                found[task["task_id"]] = view_of(task, task["state"])
             if page["next"] is None:
                 return found
             after_id = f"&after={page['next']}"
+
+
+def view_of(body: dict[str, Any], state: str) -> dict[str, Any]:
+    """A task's state and the consumed seconds of its clocks."""
+    return {"state": state, "clocks": {name: clock["consumed_s"] for name, clock in body["clocks"].items()}}
 
 
 def compare(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> tuple[float, int]:
