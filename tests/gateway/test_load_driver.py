@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import uvicorn
 from gateway_cluster import GatewayCluster, scripted
 from load_driver import Load, Report, drive
@@ -20,6 +21,7 @@ from marked_servers import COOKIE, MARK
 from tide_gateway.runtimes.fake import ScriptedEnvironment
 from tide_sdk import codec
 from tide_sdk.errors import TideError
+from tide_sdk.http import DeadlineExceeded, LeanClient
 
 Lie = Callable[[str, dict[str, Any], dict[str, Any]], dict[str, Any]]
 SLEEP = "import time; time.sleep(600)"
@@ -153,6 +155,10 @@ async def test_a_cluster_serves_a_load_over_a_restart_and_leaves_nothing(tmp_pat
         assert report.pause_drift_s == 0.0
         assert {server.name for server in cluster.servers()} == set(cluster.listed())
         assert cluster.orphans() == []
+        cluster.hang(0, True)
+        async with LeanClient(cluster.urls[0]) as client:
+            with pytest.raises(DeadlineExceeded):
+                await client.request("GET", "/healthz", timeout_s=0.3)
         await asyncio.to_thread(cluster.stop, 0, signal.SIGTERM)
         assert cluster.servers() == []
         await asyncio.to_thread(cluster.restart, 0)
@@ -164,7 +170,7 @@ async def test_a_cluster_serves_a_load_over_a_restart_and_leaves_nothing(tmp_pat
 def test_a_server_that_no_gateway_lists_is_an_orphan_and_is_removed(tmp_path):
     cluster = GatewayCluster(tmp_path, f"sqlite:///{tmp_path / 'gateway.db'}", {"scripted": scripted()})
     variables = {COOKIE: cluster.cookie, MARK: "scripted-nobody"}
-    with cluster_closed(cluster), subprocess.Popen([sys.executable, "-c", SLEEP], env=variables) as orphan:
+    with subprocess.Popen([sys.executable, "-c", SLEEP], env=variables) as orphan, cluster_closed(cluster):
         cluster.start()
         assert [server.name for server in cluster.orphans()] == ["scripted-nobody"]
         assert cluster.close() == [f"orphan: scripted-nobody (processes [{orphan.pid}])"]

@@ -165,6 +165,10 @@ class GatewayCluster:
         self._ended_by_kill = self._ended_by_kill and code != 0
         return code
 
+    def hang(self, number: int, hung: bool) -> None:
+        """Stop or continue a replica's process: its connections stay open, and nothing of it moves."""
+        self.replicas[number].send(signal.SIGSTOP if hung else signal.SIGCONT)
+
     def restart(self, number: int = 0, *, kill: bool = True, wait: bool = True) -> Replica:
         """Kill (or stop) a replica and start it again at the same address."""
         if kill:

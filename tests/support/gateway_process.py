@@ -77,10 +77,12 @@ class Replica:
         assert told == self.url, f"replica {self.number} serves {told}, not {self.url}"
 
     def send(self, number: int) -> None:
-        """Send a signal, and do not wait."""
+        """Send a signal, and do not wait. A process that hangs goes on, so that it can obey; not for SIGSTOP."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
+                if number != signal.SIGSTOP:
+                    self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> bool:
         """SIGKILL; True if it lived. Returns once it is dead."""
