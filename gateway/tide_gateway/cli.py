@@ -19,6 +19,11 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs TIDE_GATEWAY_TOKENS")
     serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
     serve.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
+    serve.add_argument("--data", type=Path, help="folder of logs and blobs, one for all replicas; default: beside the file")
+    serve.add_argument(
+        "--outlive-s", type=float, default=120.0, help="seconds that server processes outlive a killed gateway"
+    )
+    serve.add_argument("--keep", action="store_true", help="a stop leaves tasks and servers to the next gateway")
     serve.add_argument("--announce", type=Path, help='file that gets {"url", "pid"} when requests are answered')
     levels = ["debug", "info", "warning", "error"]
     serve.add_argument("--log-level", choices=levels, default="info")
@@ -68,6 +73,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         database=arguments.database,
         announce=arguments.announce,
         log_level=arguments.log_level,
+        data=arguments.data,
+        outlive_s=arguments.outlive_s,
+        keep=arguments.keep,
     )
     try:
         import uvloop
@@ -79,10 +87,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
-    from tide_gateway.database import sqlite_url
+    from tide_gateway.database import database_url
     from tide_sdk.migrations import migrate
 
-    url = sqlite_url(arguments.database)
+    url = database_url(arguments.database)
     print(f"{url}: at revision {', '.join(migrate('gateway', url))}")
     return 0
 

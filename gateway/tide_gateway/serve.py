@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from sqlalchemy.engine import URL
 
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database, FileLock, sqlite_url
+from tide_gateway.database import Database, DatabaseError, FileLock, StorageFailed, database_url
+from tide_gateway.hosting import make_runtimes
 from tide_gateway.repository import Repository
-from tide_gateway.runtimes import Runtime
-from tide_gateway.runtimes.fake import FakeRuntime
-from tide_gateway.runtimes.process import ProcessRuntime
 from tide_gateway.service.tasks import TaskService
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind
-from tide_gateway.timekeeping import WallTime
+from tide_gateway.timekeeping import DatabaseTime
 from tide_sdk import codec
 from tide_sdk.migrations import migrate
 from tide_sdk.serve import raise_file_limit
 
 DRAIN_S = 3.0
+SYNC_S = 5.0
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
 KEEP_ALIVE_S = 75
 
@@ -43,6 +43,9 @@ class ServeOptions:
 
     Attributes:
         port: 0 takes a free one.
+        data: folder of logs and blobs, one for all replicas; None takes one beside a SQLite file.
+        outlive_s: seconds that `process` servers outlive a killed gateway.
+        keep: a stop leaves tasks and servers to the next gateway.
         announce: file that gets `{"url", "pid"}` once requests are answered.
     """
 
@@ -51,6 +54,9 @@ class ServeOptions:
     database: str
     announce: Path | None
     log_level: str
+    data: Path | None = None
+    outlive_s: float = 120.0
+    keep: bool = False
 
 
 class _Server(uvicorn.Server):
@@ -106,33 +112,62 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
     """
     check_bind(options.host, settings)
     _check_announce(options.announce)
-    url = sqlite_url(options.database)
-    # The real path: a second name of the file must not open it to a second gateway.
-    path = Path(os.path.realpath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
+    url = database_url(options.database)
+    data = _data_folder(options, url)
     raise_file_limit()
-    lock = FileLock(path.with_name(path.name + ".lock"))
+    lock = None
+    if url.get_backend_name() == "sqlite":
+        # The real path: a second name of the file must not open it to a second gateway.
+        path = Path(os.path.realpath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
+        lock = FileLock(path.with_name(path.name + ".lock"))
     listener = bind(options.host, options.port)
     try:
-        lock.take()
+        if lock is not None:
+            lock.take()
         await asyncio.to_thread(migrate, "gateway", url)
-        await _run(settings, options, Database(url), path, listener)
+        await _run(settings, options, Database(url), data, listener)
     finally:
         listener.close()
-        lock.free()
+        if lock is not None:
+            lock.free()
+
+
+def _data_folder(options: ServeOptions, url: URL) -> Path:
+    """The folder of logs and blobs.
+
+    Raises:
+        DatabaseError: it cannot be made or written.
+    """
+    if options.data is not None:
+        data = options.data
+    elif url.get_backend_name() == "sqlite":
+        path = Path(os.path.realpath(str(url.database)))
+        data = path.with_name(path.name + "-data")
+    else:
+        data = Path("tide-gateway-data")
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = data / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise DatabaseError(f"--data {data}: cannot be written: {error.strerror}; name another folder") from error
+    return data.absolute()
 
 
 async def _run(
-    settings: GatewaySettings, options: ServeOptions, database: Database, path: Path, listener: socket.socket
+    settings: GatewaySettings, options: ServeOptions, database: Database, data: Path, listener: socket.socket
 ) -> None:
-    runtimes: dict[str, Runtime] = {
-        "process": ProcessRuntime(settings.process_environment, path.with_name(path.stem + "-logs")),
-        "fake": FakeRuntime(),
-    }
+    repository = Repository(database, BlobStore(data / "blobs"))
+    deployment, seen_s = await repository.replicas.deployment()
+    time = DatabaseTime()
+    await time.sync(database)
+    time.not_before(seen_s)
     service = TaskService(
         settings.environments,
-        runtimes,
-        Repository(database, BlobStore(path.with_name(path.stem + "-blobs"))),
-        WallTime(),
+        make_runtimes(settings, deployment, data, options.outlive_s),
+        repository,
+        time,
     )
     server = _make_server(GatewayApp(service, Owners(settings.tokens)), options, listener)
 
@@ -141,21 +176,33 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    syncing = asyncio.create_task(_keep_time(time, database), name="tide-time")
     try:
         await service.open()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         # HTTP goes on while the service stops, so that every waiting call is answered.
-        await service.stop(DRAIN_S)
+        await service.stop(DRAIN_S, keep=options.keep)
         server.should_exit = True
         await serving
     finally:
-        await service.stop(drain_s=0.0)
+        syncing.cancel()
+        await service.stop(drain_s=0.0, keep=options.keep)
         await database.close()
         if options.announce is not None:
             options.announce.unlink(missing_ok=True)
         log.info("stopped")
+
+
+async def _keep_time(time: DatabaseTime, database: Database) -> None:
+    """Correct the time by the database's clock, for ever."""
+    while True:
+        await asyncio.sleep(SYNC_S)
+        try:
+            await time.sync(database)
+        except StorageFailed as error:
+            log.warning("the database's time could not be read: %s", error)
 
 
 def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket) -> _Server:

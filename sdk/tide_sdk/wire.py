@@ -19,6 +19,7 @@ CONTRACT_HEADER = "Tide-Contract"
 MAX_LIMIT_S = 30 * 24 * 3600.0
 MAX_EPOCH = 2**63 - 1
 MAX_KEY_CHARS = 512
+MAX_HEARTBEAT_S = 24 * 3600.0
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_LIMIT_S, allow_inf_nan=False)]
 Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
@@ -207,6 +208,52 @@ class TaskView(Wire):
     outcome: Outcome | None
     clocks: Clocks
     created_at: str
+
+
+class HeartbeatRequest(Wire):
+    """`POST /heartbeat` of a gateway: the owner's promise to call again in time, one for each prefix.
+
+    Attributes:
+        prefix: the promise is for the tasks whose key begins with it; "" for all of the owner's tasks.
+        timeout_s: the next heartbeat comes within so many seconds, or those tasks end; None withdraws the promise.
+    """
+
+    prefix: str = Field(default="", max_length=MAX_KEY_CHARS)
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_HEARTBEAT_S, allow_inf_nan=False)] | None
+
+
+class HeartbeatResponse(Wire):
+    """The promise as it stands now.
+
+    Attributes:
+        owner_tasks: the owner's open tasks whose key begins with the prefix.
+        timeout_s: as it was asked for.
+    """
+
+    owner_tasks: int
+    timeout_s: float | None
+
+
+class CapacityView(Wire):
+    """One environment in `GET /capacity` of a gateway.
+
+    Attributes:
+        capacity: slots, of all owners together.
+        taken: slots held now, those of starting and ending tasks included.
+        free: tasks of kind train that the caller could start now, its own waiting starts among them.
+        free_eval: the same for kind eval.
+        mine: slots that the caller holds.
+        waiting: starts that have a place in the queue.
+        starts_per_s: the start rate, which `free` leaves aside; 0 where there is none.
+    """
+
+    capacity: int
+    taken: int
+    free: int
+    free_eval: int
+    mine: int
+    waiting: int
+    starts_per_s: float
 
 
 class Problem(BaseModel):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,15 +17,17 @@ from typing import Any
 
 import httpx
 import pytest
+from fresh_databases import FreshDatabases, kind_params
+from sqlalchemy import update
 
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database, sqlite_url
+from tide_gateway.database import Database, open_database
+from tide_gateway.models import ReplicaRow
 from tide_gateway.repository import Repository
-from tide_gateway.runtimes.fake import FakeRuntime
+from tide_gateway.runtimes.fake import FakeRuntime, World
 from tide_gateway.service.tasks import TaskService
 from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import ManualTime
-from tide_sdk.migrations import migrate
 from tide_sdk.wire import EndRequest, EpochRequest, StartRequest
 
 SERVER = str(Path(__file__).with_name("scripted_server.py"))
@@ -35,10 +36,17 @@ LIMITS = {"start": 30.0, "idle": 20.0, "turn": 10.0, "active": 100.0, "end": 5.0
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("migrated") / "gateway.db"
-    migrate("gateway", sqlite_url(f"sqlite:///{path}"))
-    return path
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshDatabases]:
+    made = FreshDatabases(tmp_path_factory.mktemp("databases"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=kind_params())
+def database_url(request: pytest.FixtureRequest, databases: FreshDatabases) -> Iterator[str]:
+    """An empty, migrated database: each test that uses it runs on SQLite and on PostgreSQL."""
+    with databases.fresh(request.param) as url:
+        yield url
 
 
 @dataclass
@@ -78,6 +86,13 @@ class Bench:
     async def state(self, task_id: str) -> str:
         return (await self.service.task(OWNER, task_id)).state.value
 
+    async def taken(self) -> int:
+        """Slots held in the environment, as every replica counts them."""
+        return (await self.service.slots(OWNER))["scripted"].taken
+
+    async def freed(self) -> bool:
+        return await self.taken() == 0
+
     def effects(self) -> int:
         return sum(
             task.effects for environment in self.runtime.launched.values() for task in environment.tasks.values()
@@ -86,30 +101,43 @@ class Bench:
 
 @dataclass
 class Benches:
-    """Opens services on one database, one after the other: a restart is a second one."""
+    """Opens services on one database: a second one after a crash is a restart, beside a first one a replica.
 
-    path: Path
+    The scripted environment servers live in `world`, which outlives the services as containers would.
+    """
+
+    url: str
+    folder: Path
     time: ManualTime = field(default_factory=ManualTime)
+    world: World = field(default_factory=World)
     opened: list[Bench] = field(default_factory=list)
 
     async def open(self, **spec: Any) -> Bench:
         values = {"name": "scripted", "runtime": "fake", "capacity": 16, "limits": LIMITS} | spec
         environment = EnvironmentSpec.model_validate(values)
-        database = Database(sqlite_url(f"sqlite:///{self.path}"))
-        repository = Repository(database, BlobStore(self.path.with_name("blobs")))
-        runtime = FakeRuntime()
+        database = open_database(self.url)
+        repository = Repository(database, BlobStore(self.folder / "blobs"))
+        runtime = FakeRuntime(self.world)
         service = TaskService({"scripted": environment}, {"fake": runtime}, repository, self.time, clock_sweeps=False)
         await service.open()
         bench = Bench(service, repository, runtime, self.time, database)
         self.opened.append(bench)
         return bench
 
-    async def crash(self, bench: Bench) -> None:
-        """Leave all rows as they are, as a killed process does; then free the tasks of this process."""
+    async def crash(self, bench: Bench, *, servers_too: bool = False) -> None:
+        """Leave all rows as they are, as a killed process does; then free the tasks of this process.
+
+        Its own row says that the process is dead, as `kill -9` leaves it.
+        """
         self.opened.remove(bench)
+        dead = update(ReplicaRow).where(ReplicaRow.name == bench.service.replica).values(ticks=-1)
+        await bench.database.write(lambda connection: connection.execute(dead))
         await bench.database.close()
         await bench.service._registry.drain()
-        await asyncio.gather(*(fleet.close() for fleet in bench.service.fleets.values()))
+        await asyncio.gather(*(fleet.close(destroy=False) for fleet in bench.service.fleets.values()))
+        if servers_too:
+            for name in self.world.names():
+                self.world.kill(name)
 
     async def close(self) -> None:
         for bench in self.opened:
@@ -118,10 +146,8 @@ class Benches:
 
 
 @pytest.fixture
-async def benches(tmp_path: Path, empty_database: Path) -> AsyncIterator[Benches]:
-    path = tmp_path / "gateway.db"
-    shutil.copy(empty_database, path)
-    benches = Benches(path)
+async def benches(tmp_path: Path, database_url: str) -> AsyncIterator[Benches]:
+    benches = Benches(database_url, tmp_path)
     yield benches
     await benches.close()
 

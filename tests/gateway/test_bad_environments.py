@@ -71,7 +71,7 @@ async def test_an_account_too_deep_to_store_ends_the_task_without_a_reward(bench
     account = await bench.end(task_id)
     assert account["reward"] is None
     assert await bench.state(task_id) == "ended"
-    assert bench.service.fleets["scripted"].taken == 0
+    assert await bench.taken() == 0
 
 
 async def test_a_metric_beyond_64_bits_does_not_keep_a_task_from_ending(bench, spoil):

@@ -27,7 +27,7 @@ async def test_idle_expiry_by_the_sweep(bench):
     account = await bench.end(task_id)
     assert account["outcome"] == {"kind": "expired", "clock": "idle", "reason": None}
     assert account["limits" if "limits" in account else "clocks"]["idle"]["limit_s"] == 0.25
-    assert bench.service.fleets["scripted"].taken == 0
+    assert await bench.taken() == 0
 
 
 async def test_a_late_turn_is_refused_even_before_the_sweep_comes(bench):
@@ -89,7 +89,7 @@ async def test_an_end_that_hangs_is_over_at_its_limit_and_the_server_is_condemne
     task_id = (await bench.start("a", end_s=60.0, limits={"end": 0.05}))["task_id"]
     account = await bench.end(task_id)
     assert (account["outcome"]["kind"], account["reward"]) == ("aborted", None)
-    await eventually(lambda: not bench.runtime.servers, "the only server of a hanging task is killed")
+    await eventually(lambda: swept(bench, num_servers=0), "the only server of a hanging task is killed")
     assert (await bench.start("b"))["turn"] == 0
     assert len(bench.runtime.launched) == 2
 
@@ -103,7 +103,7 @@ async def test_a_condemned_server_lives_until_its_other_tasks_are_over(benches, 
     await bench.start("new")
     assert len(bench.runtime.launched) == 2
     await bench.end(good)
-    await eventually(lambda: len(bench.runtime.servers) == 1, "the condemned server is gone")
+    await eventually(lambda: swept(bench, num_servers=1), "the condemned server is gone")
 
 
 async def test_a_paused_tasks_clocks_stand_still(bench):
@@ -166,7 +166,7 @@ async def test_a_release_that_could_not_be_written_is_tried_again(bench, monkeyp
     await asyncio.wait({bench.service._registry.lives[task_id].releasing})
     account = await bench.end(task_id)
     assert (account["reward"], account["outcome"]["kind"]) == (0.5, "completed")
-    assert bench.service.fleets["scripted"].taken == 0
+    assert await bench.taken() == 0
 
 
 async def test_pause_of_a_done_task_answers_done(bench):
@@ -176,33 +176,56 @@ async def test_pause_of_a_done_task_answers_done(bench):
     assert (await refused(bench.act(task_id, 1))).code == "state_conflict"
 
 
-async def test_a_restart_ends_what_lived_and_charges_no_outage(benches):
+async def test_a_restart_goes_on_with_what_lives_and_charges_no_outage(benches, eventually):
     bench = await benches.open()
     waiting = (await bench.start("a"))["task_id"]
-    done = (await bench.start("b", turns=1))["task_id"]
-    await bench.act(done, 0)
-    await bench.end(done)
+    await bench.act(waiting, 0)
     bench.time.advance(1.0)
     await bench.service.sweep()
     await benches.crash(bench)
     benches.time.advance(10_000.0)
     bench = await benches.open()
+    account = await bench.act(waiting, 1)
+    assert account["info"]["effects"] == 2
+    assert account["clocks"]["active"]["consumed_s"] == pytest.approx(1.0)
+    assert await bench.taken() == 1
+    assert len(bench.runtime.launched) == 1
+
+
+async def test_a_restart_ends_the_tasks_whose_servers_are_gone(benches, eventually):
+    bench = await benches.open()
+    waiting = (await bench.start("a"))["task_id"]
+    done = (await bench.start("b", turns=1))["task_id"]
+    await bench.act(done, 0)
+    await bench.end(done)
+    await benches.crash(bench, servers_too=True)
+    bench = await benches.open()
+    await eventually(bench.freed, "its keeper finds out")
     account = await bench.end(waiting)
     assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_lost")
-    assert account["clocks"]["idle"]["consumed_s"] == pytest.approx(1.0)
     assert (await refused(bench.act(waiting, 0))).code == "ended"
     assert (await bench.end(done))["reward"] == 1.0
     assert await bench.repository.open_tasks() == []
-    assert await bench.repository.instances() == []
+    await eventually(lambda: swept(bench, num_servers=0), "no row is left")
+    assert await bench.repository.instances.all() == []
 
 
 async def test_a_task_done_but_not_released_at_the_crash_has_no_reward(benches, eventually):
     bench = await benches.open()
     task_id = (await bench.start(turns=1, end_s=60.0))["task_id"]
     await bench.act(task_id, 0)
-    await benches.crash(bench)
+    await benches.crash(bench, servers_too=True)
     account = await (await benches.open()).end(task_id)
     assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_lost")
+
+
+async def test_a_task_done_but_not_released_at_the_crash_is_released_after_it(benches):
+    bench = await benches.open()
+    task_id = (await bench.start(turns=1, end_s=0.2))["task_id"]
+    await bench.act(task_id, 0)
+    await benches.crash(bench)
+    account = await (await benches.open()).end(task_id)
+    assert (account["reward"], account["outcome"]["kind"]) == (1.0, "completed")
 
 
 async def test_a_stop_ends_everything_and_answers_everyone(benches, eventually):
@@ -215,3 +238,9 @@ async def test_a_stop_ends_everything_and_answers_everyone(benches, eventually):
     assert (await refused(bench.start("b"))).code == "unavailable"
     assert bench.runtime.servers == {}
     assert await bench.repository.open_tasks() == []
+
+
+async def swept(bench, *, num_servers: int) -> bool:
+    """After a sweep: so many servers live."""
+    await bench.service.sweep()
+    return len(bench.runtime.servers) == num_servers

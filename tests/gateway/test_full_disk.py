@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tide_gateway import repository
+from tide_gateway.repository import group
 from tide_gateway.blobs import MAX_INLINE_BYTES, BlobStore
 from tide_gateway.database import Database, StorageFailed
 from tide_sdk.errors import TideError
@@ -18,7 +18,7 @@ from tide_sdk.errors import TideError
 @pytest.fixture
 def disk(monkeypatch) -> Callable[..., None]:
     """Fills the disk for the changes that `refuses` picks, or frees it."""
-    honest = repository.write_group
+    honest = group.write_group
 
     def fill(refuses: Callable[..., bool] | None) -> None:
         def write(connection, changes, blobs) -> None:
@@ -26,7 +26,7 @@ def disk(monkeypatch) -> Callable[..., None]:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             honest(connection, changes, blobs)
 
-        monkeypatch.setattr(repository, "write_group", write)
+        monkeypatch.setattr(group, "write_group", write)
 
     return fill
 
@@ -42,7 +42,7 @@ async def test_a_start_that_cannot_be_written_is_told_to_call_again_and_takes_no
     disk(lambda _change: True)
     error = await refused(bench.start())
     assert (error.code, error.extra["retry_after_s"]) == ("unavailable", 1)
-    assert bench.service.fleets["scripted"].taken == 0
+    assert await bench.taken() == 0
     disk(None)
     assert (await bench.start())["turn"] == 0
 
@@ -70,7 +70,7 @@ async def test_overdue_tasks_are_tried_again_and_logged_in_one_line(bench, disk,
     bench.time.advance(1000)
     disk(lambda _change: True)
     with caplog.at_level(logging.INFO):
-        failures = await bench.service._sweeper.sweep()
+        failures = await bench.service._sweeper.expire()
     assert [error.code for error in failures] == ["unavailable"] * 5
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info is None

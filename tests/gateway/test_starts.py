@@ -22,7 +22,7 @@ def tasks_on_servers(bench) -> int:
 async def test_the_same_key_is_the_same_start(bench):
     answers = await asyncio.gather(*(bench.start("a", start_s=0.02) for _ in range(10)))
     assert len({answer["task_id"] for answer in answers}) == 1
-    assert bench.service.fleets["scripted"].taken == 1
+    assert await bench.taken() == 1
     later = await bench.start("a", start_s=0.02)
     assert later["messages"] == answers[0]["messages"]
     assert (await bench.start("a", owner="another", start_s=0.02))["task_id"] != later["task_id"]
@@ -72,7 +72,7 @@ async def test_the_cap_holds_under_concurrency_and_counts_starting_tasks(benches
     codes = [outcome.code for outcome in outcomes if isinstance(outcome, TideError)]
     assert codes == ["capacity"] * 92
     assert tasks_on_servers(bench) == 8
-    assert [tasks for _, _, _, tasks in bench.service.fleets["scripted"].servers()] == [4, 4]
+    assert [tasks for _, _, tasks in await bench.service.servers()] == [4, 4]
 
 
 async def test_a_refused_start_leaves_no_row_and_may_be_repeated(benches):
@@ -98,7 +98,7 @@ async def test_a_done_task_gives_its_slot_back_before_it_is_read(benches, eventu
     bench = await benches.open(capacity=1)
     task_id = (await bench.start("a", turns=1, reward=0.25))["task_id"]
     await bench.act(task_id, 0)
-    await eventually(lambda: bench.service.fleets["scripted"].taken == 0, "the slot is back")
+    await eventually(bench.freed, "the slot is back")
     assert await bench.state(task_id) == "done"
     await bench.start("b")
     assert (await bench.end(task_id))["reward"] == 0.25
@@ -110,7 +110,7 @@ async def test_a_server_that_does_not_launch_fails_the_start_and_leaves_nothing(
     error = await refused(bench.start("a"))
     assert (error.code, "fails to launch" in error.detail) == ("environment_failed", True)
     assert (await refused(bench.start("a"))).code == "environment_failed"
-    await eventually(lambda: bench.service.fleets["scripted"].taken == 0, "the slot is back")
+    await eventually(bench.freed, "the slot is back")
     # Until the pause between launches is over, starts are refused before they leave a row.
     error = await refused(bench.start("b"))
     assert (error.code, error.extra["retry_after_s"] >= 1) == ("unavailable", True)
@@ -123,7 +123,7 @@ async def test_an_environment_that_refuses_the_parameters_is_quoted(bench, event
     assert error.code == "invalid"
     assert "refuses to start" in error.detail
     assert (await refused(bench.start("a", refuse=True))).code == "invalid"
-    await eventually(lambda: bench.service.fleets["scripted"].taken == 0, "the slot is back")
+    await eventually(bench.freed, "the slot is back")
 
 
 async def test_a_start_can_be_ended_while_it_starts_and_leaves_nothing(bench, eventually):
@@ -134,7 +134,7 @@ async def test_a_start_can_be_ended_while_it_starts_and_leaves_nothing(bench, ev
     assert account["outcome"] == {"kind": "aborted", "clock": None, "reason": "changed my mind"}
     assert (await refused(caller)).code == "ended"
     assert tasks_on_servers(bench) == 0
-    assert bench.service.fleets["scripted"].taken == 0
+    assert await bench.taken() == 0
 
 
 async def test_an_unknown_environment_names_the_known_ones(bench):
@@ -157,5 +157,5 @@ async def test_ten_rounds_leave_memory_as_it_was(bench):
         await bench.act(task_id, 0)
         await bench.end(task_id)
     assert bench.service._registry.lives == {}
-    assert bench.service._starts._keys == {}
+    assert bench.service._starts._keys._locks == {}
     assert bench.service._registry._background == set()

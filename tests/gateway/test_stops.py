@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tide_gateway import repository
+from tide_gateway.repository import group
 from tide_gateway.rows import Change
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
@@ -25,7 +25,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch) -> Iterator[Callable[..., Gate]]:
-    honest = repository.write_group
+    honest = group.write_group
     gates: list[Gate] = []
 
     def install(holds: Callable[[Change], bool]) -> Gate:
@@ -38,7 +38,7 @@ def gate(monkeypatch) -> Iterator[Callable[..., Gate]]:
                 assert gate.open.wait(20)
             honest(connection, changes, blobs)
 
-        monkeypatch.setattr(repository, "write_group", write)
+        monkeypatch.setattr(group, "write_group", write)
         return gate
 
     yield install

@@ -104,7 +104,7 @@ async def test_a_broken_environment_ends_the_task_without_reward(bench, fault):
     assert (await refused(bench.act(task_id, 0))).code == "environment_failed"
     account = await bench.end(task_id)
     assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_failed")
-    assert bench.service.fleets["scripted"].taken == 0
+    assert await bench.taken() == 0
 
 
 async def test_a_result_that_cannot_be_written_is_asked_for_again_and_acts_once(bench, monkeypatch):
@@ -144,7 +144,7 @@ async def test_large_bodies_are_files_and_small_ones_rows(bench, benches):
     task_id = (await bench.start(text_bytes=50_000))["task_id"]
     await bench.act(task_id, 0, "x" * 50_000)
     # The first observation and the turn's answer differ, the action is a third body.
-    files = [path for path in benches.path.with_name("blobs").rglob("*") if path.is_file()]
+    files = [path for path in (benches.folder / "blobs").rglob("*") if path.is_file()]
     assert len(files) == 3
     assert (await bench.act(task_id, 0, "x" * 50_000))["messages"][0]["content"] == "o" * 50_000
 

@@ -136,6 +136,10 @@ class Database:
         """
         self._backend.lock(connection, name)
 
+    def clock_s(self, connection: Connection) -> float:
+        """Seconds since the epoch on the clock that all processes on this database share, one statement each time."""
+        return self._backend.clock_s(connection)
+
     async def close(self) -> None:
         """Wait for what runs, at most the deadline of a call, then close the connections. Safe to repeat."""
         await asyncio.to_thread(self._close)

@@ -65,6 +65,10 @@ class Backend(Protocol):
         """What to make of an error; `committing` where the commit had been asked for."""
         ...
 
+    def clock_s(self, connection: Connection) -> float:
+        """Seconds since the epoch, UTC, on the clock that all processes on this database share."""
+        ...
+
     def lock(self, connection: Connection, name: str) -> None:
         """Wait until this transaction alone holds the lock of that name, to its end."""
         ...

@@ -19,6 +19,7 @@ from tide_gateway.database.errors import DatabaseError
 # hashtextextended's seed: other programs' advisory locks in the same database are other numbers.
 LOCK_SEED = 0x71DE
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, :seed))")
+_CLOCK = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)")
 # Serialization failure, deadlock; a statement on a server that became a standby.
 _AGAIN = frozenset({"40001", "40P01", "25006"})
 # Error classes with which a COMMIT certainly did not commit: data, constraint, state, rollback, syntax, resources.
@@ -130,6 +131,10 @@ class PostgreSQL(Backend):
         if isinstance(error, OperationalError | InterfaceError):
             return Verdict.FAILED
         return Verdict.RAISE
+
+    def clock_s(self, connection: Connection) -> float:
+        """The server's time now, not that of the transaction's begin."""
+        return connection.execute(_CLOCK).scalar_one()
 
     def lock(self, connection: Connection, name: str) -> None:
         """Take the transaction's advisory lock of that name; waits at most `lock_s`."""

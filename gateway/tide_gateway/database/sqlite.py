@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,10 @@ class SQLite(Backend):
     def judge(self, error: Exception, *, committing: bool) -> Verdict:
         """A full disk or an unreadable file is a failure; nothing is worth a second attempt."""
         return Verdict.FAILED if isinstance(error, OperationalError | OSError) else Verdict.RAISE
+
+    def clock_s(self, connection: Connection) -> float:
+        """The machine's time."""
+        return time.time()
 
     def lock(self, connection: Connection, name: str) -> None:
         """Nothing: who has begun to write is alone."""

@@ -9,9 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 from tide_gateway.auth import Owners
 from tide_gateway.fleet import Fleet
+from tide_gateway.repository import Instance
+from tide_gateway.repository.slots import Slots
+from tide_gateway.runtimes import Place
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.clocks import TaskState
-from tide_sdk.wire import Limits, TaskView
+from tide_sdk.wire import CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
 
 MAX_PAGE = 500
 
@@ -55,14 +58,6 @@ class EnvironmentView(View):
     taken: int
     limits: Limits
     servers: list[ServerView]
-
-
-class CapacityView(View):
-    """Slots of one environment; starting and ending tasks are counted as taken."""
-
-    capacity: int
-    taken: int
-    free: int
 
 
 class HealthView(View):
@@ -113,26 +108,46 @@ def make_router(service: TaskService, owners: Owners) -> APIRouter:
     async def environments(request: Request) -> list[EnvironmentView]:
         """The registered environments and their servers."""
         owner_of(request)
-        return [_environment(fleet) for fleet in service.fleets.values()]
+        slots, servers = await service.slots(owner_of(request)), await service.servers()
+        return [_environment(fleet, slots[name].taken, servers) for name, fleet in service.fleets.items()]
 
     @router.get("/capacity", tags=["environments"])
     async def capacity(request: Request) -> dict[str, CapacityView]:
         """Free slots by environment."""
-        owner_of(request)
-        return {
-            name: CapacityView(capacity=f.capacity, taken=f.taken, free=max(0, f.capacity - f.taken))
-            for name, f in service.fleets.items()
-        }
+        slots = await service.slots(owner_of(request))
+        return {name: _capacity(fleet, slots[name]) for name, fleet in service.fleets.items()}
+
+    @router.post("/heartbeat", tags=["operation"])
+    async def heartbeat(request: Request, beat: HeartbeatRequest) -> HeartbeatResponse:
+        """Promise to call again within `timeout_s`; null withdraws the promise."""
+        num_tasks = await service.heartbeat(owner_of(request), beat.prefix, beat.timeout_s)
+        return HeartbeatResponse(owner_tasks=num_tasks, timeout_s=beat.timeout_s)
 
     return router
 
 
-def _environment(fleet: Fleet) -> EnvironmentView:
+def _environment(fleet: Fleet, taken: int, servers: list[tuple[Instance, Place | None, int]]) -> EnvironmentView:
     return EnvironmentView(
         name=fleet.spec.name,
         runtime=fleet.spec.runtime,
         capacity=fleet.capacity,
-        taken=fleet.taken,
+        taken=taken,
         limits=fleet.spec.all_limits,
-        servers=[ServerView(name=n, state=s, pid=p, tasks=t) for n, s, p, t in fleet.servers()],
+        servers=[
+            ServerView(name=row.name, state=row.state.value, pid=place.pid if place else 0, tasks=num_tasks)
+            for row, place, num_tasks in servers
+            if row.environment == fleet.spec.name
+        ],
+    )
+
+
+def _capacity(fleet: Fleet, slots: Slots) -> CapacityView:
+    return CapacityView(
+        capacity=fleet.capacity,
+        taken=slots.taken,
+        free=slots.free,
+        free_eval=slots.free_eval,
+        mine=slots.mine,
+        waiting=slots.num_waiting,
+        starts_per_s=fleet.spec.start_rate,
     )

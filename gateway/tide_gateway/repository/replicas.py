@@ -50,13 +50,7 @@ class ReplicaRows:
 
         def write(connection: Connection) -> tuple[str, float]:
             self._database.lock(connection, "deployment")
-            row = connection.execute(select(DeploymentRow.name, DeploymentRow.seen_s)).first()
-            if row is not None and row[0]:
-                return row[0], row[1]
-            name, seen_s = secrets.token_hex(6), 0.0 if row is None else row[1]
-            connection.execute(delete(DeploymentRow))
-            connection.execute(insert(DeploymentRow).values(one=1, name=name, seen_s=seen_s))
-            return name, seen_s
+            return _deployment(connection)
 
         return await self._database.write(write)
 
@@ -71,7 +65,7 @@ class ReplicaRows:
             self._database.lock(connection, "deployment")
             others = [row for row in _replicas(connection) if row.name != me.name]
             living = [row for row in others if alive(row)]
-            seen_s = connection.execute(select(DeploymentRow.seen_s)).scalar() or 0.0
+            _, seen_s = _deployment(connection)
             outage_s = max(0.0, me.seen_s - seen_s) if not living and seen_s > 0 else 0.0
             if outage_s > 0:
                 _forgive(connection, outage_s)
@@ -126,6 +120,16 @@ class ReplicaRows:
         statement = select(HeartbeatRow.__table__).where(HeartbeatRow.seen_s + HeartbeatRow.timeout_s <= now_s)
         rows = await self._database.read(lambda c: c.execute(statement).mappings().all())
         return [Heartbeat(**row) for row in rows]  # type: ignore[arg-type]
+
+
+def _deployment(connection: Connection) -> tuple[str, float]:
+    row = connection.execute(select(DeploymentRow.name, DeploymentRow.seen_s)).first()
+    if row is not None and row[0]:
+        return row[0], row[1]
+    name, seen_s = secrets.token_hex(6), 0.0 if row is None else row[1]
+    connection.execute(delete(DeploymentRow))
+    connection.execute(insert(DeploymentRow).values(one=1, name=name, seen_s=seen_s))
+    return name, seen_s
 
 
 def _replicas(connection: Connection) -> list[Replica]:

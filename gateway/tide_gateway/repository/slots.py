@@ -15,7 +15,7 @@ from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Tick
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database
 from tide_gateway.models import OwnerRow, StartRateRow, TaskRow, TicketRow
-from tide_gateway.repository.group import write_group
+from tide_gateway.repository import group
 from tide_gateway.rows import Change
 from tide_gateway.specs import EnvironmentSpec
 
@@ -104,7 +104,7 @@ class SlotRows:
                 return verdict
             if rules.start_rate > 0:
                 _set_rate(connection, task.environment, verdict)
-            write_group(connection, [change], self._blobs)
+            group.write_group(connection, [change], self._blobs)
             return None
 
         return await self._database.write(write)

@@ -12,7 +12,7 @@ from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database
 from tide_gateway.lifecycle import ENDED_S, OPEN, Task
 from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
-from tide_gateway.repository.group import Stale, write_group
+from tide_gateway.repository import group
 from tide_gateway.repository.instances import InstanceRows
 from tide_gateway.repository.replicas import ReplicaRows
 from tide_gateway.repository.slots import SlotRows
@@ -63,15 +63,15 @@ class Repository:
         own, so that only the one at fault fails.
         """
         try:
-            await self._database.write(lambda connection: write_group(connection, changes, self._blobs))
+            await self._database.write(lambda connection: group.write_group(connection, changes, self._blobs))
         except Exception:  # noqa: BLE001 (found again, and reported, for the one change that caused it)
             return [await self._apply_one(change) for change in changes]
         return [None] * len(changes)
 
     async def _apply_one(self, change: Change) -> Exception | None:
         try:
-            await self._database.write(lambda connection: write_group(connection, [change], self._blobs))
-        except Stale:
+            await self._database.write(lambda connection: group.write_group(connection, [change], self._blobs))
+        except group.Stale:
             return Conflict(change.after.task_id)
         except Exception as error:  # noqa: BLE001 (handed to the waiter of this change)
             return error

@@ -49,6 +49,7 @@ class Starts:
         self._fleets = fleets
         self._endings = endings
         self._keys = StartKeys(registry, endings)
+        self._admitting: set[asyncio.Future[Any]] = set()
         self.stopping = False
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
@@ -111,16 +112,28 @@ class Starts:
             max_wall_s=fleet.spec.max_wall_s or ASLEEP_S,
         )
         await self._admit(task, data, fleet, now_s)
+        if self._registry.closed:
+            raise unfinished()  # its row ends with the others, or is another replica's to go on with
+        return self._spawn(task, data, fleet)
+
+    def _spawn(self, task: Task, data: dict[str, Any], fleet: Fleet) -> Live:
         live = self._registry.adopt(task)
         live.started = asyncio.get_running_loop().create_future()
         live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{task.task_id}")
         return live
+
+    async def settle(self) -> None:
+        """Return when no new row is being written any more; `stopping` is set before."""
+        while self._admitting:
+            await asyncio.wait(self._admitting)
 
     async def _admit(self, task: Task, data: dict[str, Any], fleet: Fleet, now_s: float) -> None:
         """Commit the task's first row, if a slot and the rate allow it."""
         change = Change(task, request=codec.dumps(data), events=(Event("starting", now_s),))
         rules, slots = rules_of(fleet.spec, fleet.capacity), self._registry.repository.slots
         write = asyncio.ensure_future(slots.admit(change, rules, self._endings.releases(task.environment), now_s))
+        self._admitting.add(write)
+        write.add_done_callback(self._admitting.discard)
         try:
             refused = await asyncio.shield(write)
         except asyncio.CancelledError:
@@ -133,10 +146,8 @@ class Starts:
             raise TideError("capacity", refused.detail, reason=refused.reason, retry_after_s=refused.retry_after_s)
 
     def _admitted_for_nobody(self, done: asyncio.Future[Any], task: Task, data: dict[str, Any], fleet: Fleet) -> None:
-        if not done.cancelled() and done.exception() is None and done.result() is None:
-            live = self._registry.adopt(task)
-            live.started = asyncio.get_running_loop().create_future()
-            live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{task.task_id}")
+        if not done.cancelled() and done.exception() is None and done.result() is None and not self._registry.closed:
+            self._spawn(task, data, fleet)
 
     async def _run(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         """The start itself; the sweep cancels it when its clock runs out."""

@@ -132,6 +132,7 @@ class TaskService:
         for live in list(self._registry.lives.values()):
             self._endings.give_up(live, gone)
         await self._registry.drain()
+        await self._starts.settle()
         await self.committer.close()
         if self._stopped:
             return
