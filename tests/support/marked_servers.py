@@ -15,7 +15,7 @@ import httpx
 COOKIE = "TIDE_TEST_CLUSTER"
 """Variable that a test's cluster puts into the environment of all its servers."""
 MARK = "TIDE_INSTANCE"
-"""Variable with the instance's name, which the gateway sets."""
+"""Variable with `DEPLOYMENT/INSTANCE` or the instance's name, which the gateway sets."""
 ENGINE_TIMEOUT_S = 60.0
 
 
@@ -54,7 +54,7 @@ def find_processes(cookie: str) -> list[MarkedServer]:
         if wanted not in variables:
             continue
         names = [v.partition(b"=")[2].decode() for v in variables if v.startswith(MARK.encode() + b"=")]
-        found.setdefault(names[0] if names else "", []).append(int(entry.name))
+        found.setdefault(_instance(names[0] if names else ""), []).append(int(entry.name))
     return [MarkedServer(name, tuple(sorted(pids))) for name, pids in sorted(found.items())]
 
 
@@ -70,7 +70,7 @@ def find_containers(docker_host: str, cookie: str | None = None) -> list[MarkedS
             variables = dict(v.partition("=")[::2] for v in container["Config"]["Env"] or ())
             if cookie is not None and variables.get(COOKIE) != cookie:
                 continue
-            name = variables.get(MARK) or container["Name"].lstrip("/")
+            name = _instance(variables.get(MARK) or container["Name"])
             found.append(MarkedServer(name, (), listed["Id"], container["State"]["Status"]))
     return found
 
@@ -84,6 +84,10 @@ def remove(servers: Iterable[MarkedServer], docker_host: str | None = None) -> N
         if server.container and docker_host:
             with _engine(docker_host) as engine:
                 engine.delete(f"/containers/{server.container}", params={"force": "1", "v": "1"})
+
+
+def _instance(mark: str) -> str:
+    return mark.rpartition("/")[2]
 
 
 def _engine(docker_host: str) -> httpx.Client:
