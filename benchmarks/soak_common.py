@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from gateway_cluster import GatewayCluster, scripted
 from load_driver import Episode, Load, Report, drive, drive_each, open_client
+from marked_servers import MarkedServer
 
 __all__ = ["ROOT", "Episode", "GatewayCluster", "Load", "Report", "drive", "drive_each", "open_client", "scripted"]
 
@@ -217,21 +218,19 @@ async def after(cluster: GatewayCluster) -> dict[str, Any]:
         wrong with the stop, its orphans included.
     """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
-    rows = await asyncio.to_thread(left_rows, cluster.database_url)
-    while rows["unreleased_tasks"] and asyncio.get_running_loop().time() < deadline_s:
+    rows, servers = await asyncio.to_thread(_rows_and_servers, cluster)
+    # What is being ended when the last task is answered is waited for.
+    while any(rows.values()) and asyncio.get_running_loop().time() < deadline_s:
         await asyncio.sleep(POLL_S)
-        rows = await asyncio.to_thread(left_rows, cluster.database_url)
+        rows, servers = await asyncio.to_thread(_rows_and_servers, cluster)
     problems: list[str] = []
-    taken, orphans = 0, []
+    taken, orphans = 0, list[MarkedServer]()
     try:
         capacity = await asyncio.to_thread(cluster.view, "/capacity")
         taken = sum(environment["taken"] for environment in capacity.values())
         orphans = await asyncio.to_thread(cluster.wait_no_orphans)
     except httpx.HTTPError as error:
         problems.append(f"a view failed: {error}")
-    rows = await asyncio.to_thread(left_rows, cluster.database_url)
-    servers = await asyncio.to_thread(cluster.servers)
-    rows["instances_without_a_server"] = rows.pop("instances") - len(servers)
     problems += await asyncio.to_thread(cluster.close)
     stopped = await asyncio.to_thread(left_rows, cluster.database_url)
     rows["instances_after_the_stop"] = stopped["instances"]
@@ -242,6 +241,13 @@ async def after(cluster: GatewayCluster) -> dict[str, Any]:
         "rows": rows,
         "problems": problems,
     }
+
+
+def _rows_and_servers(cluster: GatewayCluster) -> tuple[dict[str, int], list[MarkedServer]]:
+    rows = left_rows(cluster.database_url)
+    servers = cluster.servers()
+    rows["instances_without_a_server"] = rows.pop("instances") - len(servers)
+    return rows, servers
 
 
 def leftovers(account: dict[str, Any]) -> int:
