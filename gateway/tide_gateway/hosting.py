@@ -31,6 +31,25 @@ async def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, 
             await process.open()
         except OSError as error:
             raise SettingsError(f"the folder of sockets cannot be used: {error}") from error
+    specs = settings.environments.values()
+    if "docker" in kinds:
+        from tide_gateway.runtimes.docker import DockerRuntime
+        from tide_gateway.runtimes.docker_sdk import SdkMissing
+        from tide_gateway.runtimes.process_places import default_run_dir
+
+        try:
+            runtimes["docker"] = DockerRuntime(deployment, logs, default_run_dir(deployment), environ, specs)
+        except SdkMissing as error:
+            raise SettingsError(f"runtime docker: {error}") from error
+    if "remote" in kinds:
+        from tide_gateway.runtimes.remote import RemoteRuntime
+
+        runtimes["remote"] = RemoteRuntime()
+    if "ray" in kinds:
+        from tide_gateway.runtimes.ray_runtime import RayRuntime
+
+        addresses = {spec.ray.address if spec.ray else "" for spec in specs if spec.runtime == "ray"}
+        runtimes["ray"] = RayRuntime(deployment, logs, environ, sorted(addresses))
     if "fake" in kinds:
         from tide_gateway.runtimes.fake import FakeRuntime
 
