@@ -73,7 +73,7 @@ async def refused(owners: Owners, header: bytes | None) -> str:
     return caught.value.code
 
 
-async def test_only_a_digest_is_at_rest(store, tmp_path):
+async def test_g28_only_a_digest_is_at_rest(store, tmp_path):
     text, key = await store.create("ann", "author", label="laptop")
     prefix, key_id, secret = text.split("_", 2)
     assert (prefix, key_id, len(secret)) == ("tide", key.key_id, 43)

@@ -61,7 +61,7 @@ async def start(client: httpx.AsyncClient, key: str = "k") -> str:
     return answer.json()["task_id"]
 
 
-async def test_an_agent_sees_its_own_tasks_only(keyed):
+async def test_g27_an_agent_sees_its_own_tasks_only(keyed):
     async with keyed.client("ann") as ann, keyed.client("bob") as bob, keyed.client("carl") as carl:
         task_id = await start(ann)
         for other in (bob, carl):
@@ -201,7 +201,7 @@ async def test_with_keys_any_name_may_be_used_but_origins_must_fit(keyed):
         assert code(await ann.get("/tasks", headers={"Origin": "https://evil.example"})) == (403, "forbidden")
 
 
-async def test_no_secret_is_in_an_answer_or_in_the_log(keyed, bench, monkeypatch, caplog):
+async def test_g28_no_secret_is_in_an_answer_or_in_the_log(keyed, bench, monkeypatch, caplog):
     """Every way to fail, with a good key, a wrong one and a body that nobody may repeat."""
     caplog.set_level(logging.DEBUG)
     for name in ("httpx", "httpcore"):  # the caller's side
