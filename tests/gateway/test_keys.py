@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from tide_gateway.keys import KeyRefused, KeyStore
 from tide_gateway.models import KeyRow
 from tide_gateway.roles import LOCAL, Caller
 from tide_sdk.errors import TideError
+from tide_sdk.migrations import migrate
 
 
 @dataclass
@@ -55,10 +55,10 @@ class CountedStore(KeyStore):
 
 
 @pytest.fixture
-async def store(tmp_path, empty_database) -> AsyncIterator[CountedStore]:
-    path = tmp_path / "gateway.db"
-    shutil.copy(empty_database, path)
-    database = Database(sqlite_url(f"sqlite:///{path}"))
+async def store(tmp_path) -> AsyncIterator[CountedStore]:
+    url = sqlite_url(f"sqlite:///{tmp_path / 'gateway.db'}")
+    await asyncio.to_thread(migrate, "gateway", url)
+    database = Database(url)
     yield CountedStore(database, Clock())
     await database.close()
 
