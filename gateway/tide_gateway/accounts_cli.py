@@ -80,20 +80,21 @@ def run_owners(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _with_store(database_url: str, call: Callable[[KeyStore], Awaitable[T]]) -> T:
-    from tide_gateway.database import Database, sqlite_url
+def _with_store(text: str, call: Callable[[KeyStore], Awaitable[T]]) -> T:
+    from tide_gateway.database import Database, database_url
     from tide_gateway.keys import KeyStore
     from tide_gateway.private import make_private_file
     from tide_gateway.settings import SettingsError
     from tide_sdk.migrations import migrate
 
-    url = sqlite_url(database_url)
-    # As `serve` does: an embedded file is made and migrated by whoever comes first.
-    try:
-        make_private_file(Path(str(url.database)))
-    except OSError as error:
-        raise SettingsError(f"--database {url}: cannot write: {error.strerror}") from error
-    migrate("gateway", url)
+    url = database_url(text)
+    if url.get_backend_name() == "sqlite":
+        # As `serve` does: an embedded file is made and migrated by whoever comes first.
+        try:
+            make_private_file(Path(str(url.database)))
+        except OSError as error:
+            raise SettingsError(f"--database {url}: cannot write: {error.strerror}") from error
+        migrate("gateway", url)
 
     async def run() -> T:
         database = Database(url)

@@ -233,7 +233,7 @@ class HeartbeatRequest(Wire):
         timeout_s: the next heartbeat comes within so many seconds, or those tasks end; None withdraws the promise.
     """
 
-    prefix: str = Field(default="", max_length=MAX_KEY_CHARS)
+    prefix: str = Field(default="", max_length=MAX_KEY_CHARS, pattern=PRINTABLE)
     timeout_s: Annotated[float, Field(gt=0, le=MAX_HEARTBEAT_S, allow_inf_nan=False)] | None
 
 

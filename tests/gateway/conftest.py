@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,12 +199,14 @@ def write_environments(folder: Path, **options: Any) -> Path:
     return path
 
 
-def start_gateway(folder: Path, environ: dict[str, str] | None = None, **options: Any) -> Gateway:
+def start_gateway(
+    folder: Path, environ: dict[str, str] | None = None, *, serve: Sequence[str] = (), **options: Any
+) -> Gateway:
     config = write_environments(folder, **options)
     announce = folder / "announce.json"
     announce.unlink(missing_ok=True)
     argv = [sys.executable, "-m", "tide_gateway", "serve", "--config", str(config), "--port", "0"]
-    argv += ["--database", f"sqlite:///{folder / 'gateway.db'}", "--announce", str(announce)]
+    argv += ["--database", f"sqlite:///{folder / 'gateway.db'}", "--announce", str(announce), *serve]
     with (folder / "gateway.log").open("ab") as log:
         process = subprocess.Popen(argv, stderr=log, stdout=log, env=os.environ | (environ or {}))
     deadline = time.monotonic() + 30
@@ -221,8 +223,8 @@ def gateways(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
     """Starts gateways in the test's folder; a second one takes over the first one's database."""
     started: list[Gateway] = []
 
-    def start(environ: dict[str, str] | None = None, **options: Any) -> Gateway:
-        gateway = start_gateway(tmp_path, environ, **options)
+    def start(environ: dict[str, str] | None = None, *, serve: Sequence[str] = (), **options: Any) -> Gateway:
+        gateway = start_gateway(tmp_path, environ, serve=serve, **options)
         started.append(gateway)
         return gateway
 

@@ -12,6 +12,8 @@ from tide_gateway import lifecycle
 from tide_gateway.blobs import BlobStore
 from tide_gateway.committer import Committer
 from tide_gateway.database import open_database
+from tide_gateway.deadlines import due_s
+from tide_gateway.members import this_replica
 from tide_gateway.repository import Conflict, Repository
 from tide_gateway.rows import Change, Event, Intent
 from tide_gateway.specs import DEFAULT_LIMITS
@@ -103,12 +105,23 @@ async def test_forgiving_an_outage_moves_running_clocks_only(repository):
     waiting = next_of(tasks[0])
     paused = Change(replace(lifecycle.pause(lifecycle.started(tasks[1], "p", 101.0), 1, 102.0), version=1))
     assert await repository.apply([waiting, paused]) == [None, None]
-    await repository.forgive(1000.0)
+    one = this_replica("one", 102.0)
+    await repository.replicas.enter(one, lambda _row: False)
+    assert await repository.replicas.enter(replace(one, name="two", seen_s=1102.0), lambda _row: False) == 1000.0
     running, still = await repository.task("t000"), await repository.task("t001")
     assert running.clocks["idle"].consumed(1103.0) == pytest.approx(2.0)
-    assert lifecycle.due_s(running) == 1101.0 + DEFAULT_LIMITS["idle"]
+    assert due_s(running) == 1101.0 + DEFAULT_LIMITS["idle"]
     assert await repository.overdue(1101.0, limit=9) == []
     assert still.clocks["idle"].consumed(9999.0) == 1.0
+
+
+async def test_a_replica_that_joins_a_living_one_forgives_nothing(repository):
+    (task,) = await add(repository, 1)
+    assert await repository.apply([next_of(task)]) == [None]
+    one = this_replica("one", 102.0)
+    await repository.replicas.enter(one, lambda _row: False)
+    assert await repository.replicas.enter(replace(one, name="two", seen_s=1102.0), lambda _row: True) == 0.0
+    assert (await repository.task("t000")).clocks["idle"].consumed(1103.0) == pytest.approx(1002.0)
 
 
 def test_blobs_are_named_by_content_and_kept_once(tmp_path):

@@ -218,6 +218,6 @@ def test_no_capacity_is_429_with_retry_after(client):
     held = [start(client) for _ in range(free)]
     answer = client.post("/start", json={"environment": "scripted", "key": "one too many"})
     problem(answer, 429, "capacity")
-    assert answer.headers["retry-after"] == "1"
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
     for task_id in held:
         client.post("/end", json={"task_id": task_id})

@@ -90,7 +90,7 @@ def test_a_stop_ends_tasks_and_servers_and_leaves_the_database_whole(gateways, n
     assert "Traceback" not in gateway.log()
 
 
-def test_kill_9_takes_the_servers_along_and_the_next_gateway_accounts_for_everything(gateways):
+def test_kill_9_leaves_the_servers_and_the_next_gateway_goes_on(gateways):
     first = gateways()
     with first.client() as client:
         task_id = start(client)["task_id"]
@@ -98,15 +98,31 @@ def test_kill_9_takes_the_servers_along_and_the_next_gateway_accounts_for_everyt
         pid = server_pid(client)
     first.process.kill()
     first.process.wait()
-    until(lambda: not alive(pid))
-    with gateways().client() as client:
+    second = gateways()
+    with second.client() as client:
         again = client.post("/observation", json={"task_id": task_id, "turn": 0, "message": GO}).json()
         assert {**again, "clocks": 0} == {**answered, "clocks": 0}
-        account = client.post("/end", json={"task_id": task_id}).json()
-        assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_lost")
+        following = client.post("/observation", json={"task_id": task_id, "turn": 1, "message": GO}).json()
+        assert following["info"]["effects"] == 2
+        assert server_pid(client) == pid
         repeated = client.post("/start", json={"environment": "scripted", "key": "k", "task": {}})
         assert repeated.json()["task_id"] == task_id
         assert start(client, "new")["turn"] == 0
+    assert second.stop() == 0
+    until(lambda: not alive(pid))
+
+
+def test_kill_9_takes_the_servers_along_where_they_may_not_outlive_it(gateways):
+    first = gateways(serve=["--outlive-s", "0"])
+    with first.client() as client:
+        task_id = start(client)["task_id"]
+        pid = server_pid(client)
+    first.process.kill()
+    first.process.wait()
+    until(lambda: not alive(pid))
+    with gateways().client() as client:
+        account = client.post("/end", json={"task_id": task_id}).json()
+        assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_lost")
 
 
 def test_a_second_gateway_on_the_same_file_is_refused(gateways):
@@ -153,9 +169,9 @@ def test_tokens_make_owners(gateways):
         (["--host", "203.0.113.7"], "set TIDE_GATEWAY_TOKENS"),
         (["--port", "99999"], "cannot listen"),
         (["--config", "/no/such.toml"], "name the file with --config"),
-        (["--database", "postgresql://x/y"], "not supported yet"),
+        (["--database", "mysql://x/y"], "not supported"),
         (["--database", "nonsense"], "not a URL"),
-        (["--database", "sqlite:////no/such/folder/x.db"], "cannot write"),
+        (["--database", "sqlite:////no/such/folder/x.db"], "cannot be written"),
     ],
 )
 def test_a_wrong_start_is_exit_code_2_and_one_line(tmp_path, arguments, words):

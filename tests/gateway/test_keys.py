@@ -13,7 +13,7 @@ from sqlalchemy import delete
 from tide_gateway import auth
 from tide_gateway import keys as keys_module
 from tide_gateway.auth import Owners
-from tide_gateway.database import Database, StorageFailed, sqlite_url
+from tide_gateway.database import StorageFailed, open_database
 from tide_gateway.keys import KeyRefused, KeyStore
 from tide_gateway.models import KeyRow
 from tide_gateway.roles import LOCAL, Caller
@@ -70,7 +70,7 @@ async def refused(owners: Owners, header: bytes | None) -> str:
     return caught.value.code
 
 
-async def test_only_a_digest_is_at_rest(store, tmp_path):
+async def test_g28_only_a_digest_is_at_rest(store, tmp_path):
     text, key = await store.create("ann", "author", label="laptop")
     prefix, key_id, secret = text.split("_", 2)
     assert (prefix, key_id, len(secret)) == ("tide", key.key_id, 43)

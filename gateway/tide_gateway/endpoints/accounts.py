@@ -8,13 +8,11 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tide_gateway.auth import Owners, stored
-from tide_gateway.endpoints.calls import caller_of, check
+from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, caller_of, check, described
 from tide_gateway.keys import MAX_LABEL_CHARS, MAX_TASKS, Key, KeyRefused, KeyStore
 from tide_gateway.roles import Role
 from tide_sdk.asgi import read_body
 from tide_sdk.errors import TideError
-
-MAX_BODY_BYTES = 16 * 1024
 
 
 class KeyRequest(BaseModel):
@@ -81,11 +79,11 @@ def make_accounts_router(owners: Owners) -> APIRouter:
         store = await store_for(request)
         return [KeyView(**_shown(key)) for key in await stored(store.keys())]
 
-    @router.post("/keys", status_code=201, openapi_extra=_body(KeyRequest))
+    @router.post("/keys", status_code=201, openapi_extra=described(KeyRequest))
     async def create(request: Request, response: Response) -> NewKeyView:
         """Make a key; its text is in this answer and nowhere else."""
         store = await store_for(request)
-        wanted = check(KeyRequest, await read_body(request.scope, request.receive, MAX_BODY_BYTES))
+        wanted = check(KeyRequest, await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES))
         days = wanted.expires_days
         lifetime_s = None if days is None else days * 86400.0
         try:
@@ -112,11 +110,11 @@ def make_accounts_router(owners: Owners) -> APIRouter:
         store = await store_for(request)
         return [OwnerView(owner=o.owner, max_tasks=o.max_tasks) for o in await stored(store.owners())]
 
-    @router.put("/owners/{owner}", openapi_extra=_body(OwnerRequest))
+    @router.put("/owners/{owner}", openapi_extra=described(OwnerRequest))
     async def set_owner(request: Request, owner: Annotated[str, Path(max_length=64)]) -> OwnerView:
         """Set how many tasks an owner may have at once; safe to repeat."""
         store = await store_for(request)
-        wanted = check(OwnerRequest, await read_body(request.scope, request.receive, MAX_BODY_BYTES))
+        wanted = check(OwnerRequest, await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES))
         try:
             limit = await stored(store.set_owner(owner, wanted.max_tasks))
         except KeyRefused as error:
@@ -124,11 +122,6 @@ def make_accounts_router(owners: Owners) -> APIRouter:
         return OwnerView(owner=limit.owner, max_tasks=limit.max_tasks)
 
     return router
-
-
-def _body(model: type[BaseModel]) -> dict[str, object]:
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 def _shown(key: Key) -> dict[str, Any]:

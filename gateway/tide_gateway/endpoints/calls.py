@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=BaseModel)
 
+MAX_SMALL_BODY_BYTES = 64 * 1024
+"""Of the calls that carry neither a message nor a task's parameters."""
+
 
 async def caller_of(request: Request, owners: Owners) -> Caller:
     """Who makes the call.
@@ -56,6 +59,11 @@ def check(model: type[M], body: bytes) -> M:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def described(model: type[BaseModel]) -> dict[str, Any]:
+    """OpenAPI of a body that the endpoint reads itself: FastAPI would read any size, and before it asks for a key."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
 def check_size(field: str, data: Any, max_bytes: int, max_depth: int) -> None:

@@ -11,7 +11,7 @@ import logging
 from urllib.parse import parse_qs
 
 from tide_gateway.auth import Owners
-from tide_gateway.endpoints.calls import check, check_size, parse_body
+from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, check, check_size, parse_body
 from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.asgi import ClientGone, Receive, Scope, Send, check_version, read_body, send_json, send_problem
@@ -19,8 +19,6 @@ from tide_sdk.errors import TideError
 from tide_sdk.wire import EndRequest, EpochRequest, ObservationRequest, StartRequest
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-MAX_SMALL_BODY_BYTES = 64 * 1024
-"""Of the calls that carry neither a message nor a task's parameters."""
 MAX_TASK_BYTES = 4 * 1024 * 1024
 MAX_TASK_DEPTH = 64
 PATHS = frozenset({"/start", "/observation", "/pause", "/resume", "/end"})
