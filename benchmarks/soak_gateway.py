@@ -40,6 +40,7 @@ async def soak(arguments: argparse.Namespace, folder: Path, url: str) -> dict[st
         turns=arguments.turns,
         script={"step_s": arguments.step_s},
         think_s=arguments.think_s,
+        ramp_s=arguments.ramp_s,
         repeat=0.1,
         pause=0.05,
         pause_s=1.0,
@@ -78,6 +79,7 @@ async def soak(arguments: argparse.Namespace, folder: Path, url: str) -> dict[st
             "kills": len(kills),
             "kill_every_s": arguments.kill_every_s,
             "think_s": arguments.think_s,
+            "ramp_s": arguments.ramp_s,
             "step_s": arguments.step_s,
             "after": account,
         },
@@ -89,6 +91,7 @@ def main() -> int:
     found = parser(str(__doc__).splitlines()[0], tasks=1000, turns=20, replicas=2, database="postgres")
     found.add_argument("--kill-every-s", type=float, default=10.0, help="default: 10")
     found.add_argument("--think-s", type=float, default=5.0, help="mean seconds before each turn; default: 5")
+    found.add_argument("--ramp-s", type=float, default=0.0, help="spread the starts over so many seconds; default: 0")
     found.add_argument("--step-s", type=float, default=0.05, help="seconds that an action takes; default: 0.05")
     found.add_argument("--servers", type=int, default=4, help="environment servers; default: 4")
     found.add_argument("--deadline-s", type=float, default=1200.0, help="of each task; default: 1200")

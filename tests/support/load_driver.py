@@ -42,13 +42,15 @@ async def drive(
     numbers = iter(range(load.tasks))
     async with open_client(urls, load, token, report) as client:
 
-        async def work() -> None:
+        async def work(wait_s: float) -> None:
+            await asyncio.sleep(wait_s)
             for number in numbers:
                 await Episode(client, load, number, report, on_turn).play()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(load.concurrency or load.tasks, load.tasks)):
-                group.create_task(work())
+            num_workers = min(load.concurrency or load.tasks, load.tasks)
+            for worker in range(num_workers):
+                group.create_task(work(load.ramp_s * worker / num_workers))
     report.wall_s += time.perf_counter() - began_s
     return report
 

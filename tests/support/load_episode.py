@@ -23,6 +23,7 @@ class Load:
         tasks: how many tasks.
         turns: turns of each; the last one terminates it.
         concurrency: tasks at once, 0 for all.
+        ramp_s: the first starts are spread over so many seconds, 0 sends them all at once.
         environment: the environment's name; its answers say `info.effects`.
         key: prefix of the tasks' keys.
         script: further parameters of each task.
@@ -40,6 +41,7 @@ class Load:
     tasks: int
     turns: int
     concurrency: int = 0
+    ramp_s: float = 0.0
     environment: str = "scripted"
     key: str = "load"
     script: Mapping[str, Any] = field(default_factory=dict[str, Any])
