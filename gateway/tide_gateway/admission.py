@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from tide_gateway.fairness import (
@@ -23,14 +24,28 @@ from tide_gateway.fairness import (
     Rules,
     Snapshot,
     Ticket,
-    asked,
     fair,
+    in_turn,
+    is_mark,
+    mark,
     num_held,
     order_of,
     place_of,
 )
 
-__all__ = ["Admit", "Holding", "Kind", "Refuse", "Rules", "Snapshot", "Ticket", "Wish", "decide", "startable"]
+__all__ = [
+    "Admit",
+    "Holding",
+    "Kind",
+    "Refuse",
+    "Rules",
+    "Snapshot",
+    "Ticket",
+    "Wish",
+    "decide",
+    "startable",
+    "waiting",
+]
 
 Reason = Literal["capacity", "owner_capacity", "owner_tasks", "rate", "queue_full"]
 
@@ -61,11 +76,13 @@ class Admit:
 
     Attributes:
         next_s: the rate's new `next_s`, to be stored with the start.
-        drop: (owner, key) of tickets to delete: expired ones, and the start's own.
+        drop: (owner, key) of tickets to delete: expired ones, the start's own, and marks that matter no more.
+        mark: to be stored like a ticket, in place of the owner's older mark; None if it needs none.
     """
 
     next_s: float
     drop: tuple[tuple[str, str], ...]
+    mark: Ticket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +111,17 @@ def decide(rules: Rules, wish: Wish, snapshot: Snapshot) -> Admit | Refuse:
     The cap holds if the caller makes the snapshot, the decision and the start one transaction per environment.
     """
     now_s, me = snapshot.now_s, (wish.owner, wish.key)
-    live = [t for t in snapshot.tickets if t.expires_s > now_s]
+    live = waiting(snapshot)
     expired = {(t.owner, t.key) for t in snapshot.tickets if t.expires_s <= now_s}
-    own = next((t for t in live if (t.owner, t.key) == me), None)
+    own = next((t for t in live if t.key == wish.key and t.owner == wish.owner), None)
     asking = Ticket(wish.owner, wish.key, wish.kind, now_s if own is None else own.asked_s, now_s)
-    order = order_of(rules, snapshot, [*(t for t in live if t is not own), asking], wish.owner)
+    order = order_of(rules, snapshot, [*[t for t in live if t is not own], asking], wish.owner)
     place = place_of(order.shared, asking)
     if place_of(order.granted, asking) is not None:
-        starts = fair(sorted(order.granted, key=asked), snapshot.holding, {})
+        starts = fair(in_turn(order.granted, snapshot.tickets), snapshot.holding, {})
         from_s, next_s = _rate(rules, snapshot, place_of(starts, asking) or 0)
         if from_s <= now_s + RATE_TOLERANCE_S:
-            return Admit(next_s, tuple(sorted(expired | {me})))
+            return _admit(snapshot, [t for t in live if t is not own], me, expired, next_s)
         words = f"the start rate of {rules.start_rate:g} per second is used up"
         return _refuse(order, asking, own, expired, ("rate", from_s - now_s, words))
     if place is not None:
@@ -114,13 +131,32 @@ def decide(rules: Rules, wish: Wish, snapshot: Snapshot) -> Admit | Refuse:
     return _refuse(order, asking, own, expired, _owner_wait(order, asking))
 
 
+def _admit(
+    snapshot: Snapshot, left: list[Ticket], me: tuple[str, str], expired: set[tuple[str, str]], next_s: float
+) -> Admit:
+    oldest: dict[str, float] = {}
+    for ticket in left:
+        oldest[ticket.owner] = min(ticket.asked_s, oldest.get(ticket.owner, inf))
+    marks = [t for t in snapshot.tickets if is_mark(t)]
+    drop = expired | {me} | {(t.owner, t.key) for t in marks if oldest.get(t.owner, inf) >= t.asked_s}
+    if oldest.get(me[0], inf) >= snapshot.now_s:
+        return Admit(next_s, tuple(sorted(drop)))
+    new = mark(me[0], snapshot.now_s)
+    return Admit(next_s, tuple(sorted(drop - {(new.owner, new.key)})), new)
+
+
 def startable(rules: Rules, owner: str, kind: Kind, snapshot: Snapshot) -> int:
     """How many tasks of a kind an owner could start now, its own waiting starts among them; the rate left aside."""
     now_s = snapshot.now_s
-    waiting = [t for t in snapshot.tickets if t.expires_s > now_s and t.owner != owner]
+    others = [ticket for ticket in waiting(snapshot) if ticket.owner != owner]
     num_free = rules.capacity - num_held(snapshot.holding)
     mine = [Ticket(owner, f"{number:06d}", kind, now_s, now_s) for number in range(num_free)]
-    return sum(ticket.owner == owner for ticket in order_of(rules, snapshot, [*waiting, *mine], owner).granted)
+    return sum(ticket.owner == owner for ticket in order_of(rules, snapshot, [*others, *mine], owner).granted)
+
+
+def waiting(snapshot: Snapshot) -> list[Ticket]:
+    """The tickets that still count."""
+    return [t for t in snapshot.tickets if t.expires_s > snapshot.now_s and not is_mark(t)]
 
 
 def _rate(rules: Rules, snapshot: Snapshot, place: int) -> tuple[float, float]:
@@ -150,9 +186,11 @@ def _slot_wait_s(order: Order, asking: Ticket, place: int) -> float:
     snapshot = order.snapshot
     wait_s = _release_wait_s(snapshot, place - order.num_shared + 1, num_held(snapshot.holding))
     num_evals = sum(evals for _, evals in snapshot.holding.by_owner.values())
+    if asking.kind != "eval" or not order.rules.eval_reserved or not num_evals:
+        return wait_s
     evals = fair([t for t in order.queue if t.kind == "eval"], snapshot.holding, order.rooms)
     among = place_of(evals, asking)
-    if among is None or not order.rules.eval_reserved or not num_evals:
+    if among is None:
         return wait_s
     return min(wait_s, _release_wait_s(snapshot, among - len(order.reserved) + 1, num_evals))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,11 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tide_gateway.auth import Owners
+from tide_gateway.endpoints.accounts import make_accounts_router
+from tide_gateway.endpoints.browsers import refuse_strange_pages
 from tide_gateway.endpoints.contract import PATHS, ContractApp
 from tide_gateway.endpoints.openapi import add_contract
 from tide_gateway.endpoints.views import make_router
+from tide_gateway.scrubbing import scrub
 from tide_gateway.service.tasks import TaskService
-from tide_sdk.asgi import Receive, Scope, Send, send_problem
+from tide_sdk.asgi import ClientGone, Receive, Scope, Send, send_problem
 from tide_sdk.errors import TideError
 
 log = logging.getLogger(__name__)
@@ -41,29 +45,42 @@ class GatewayApp:
     Args:
         service: opened and stopped by whoever runs the server.
         owners: who calls.
+        logs: the folder of the environment servers' log files; None where there is none.
     """
 
-    def __init__(self, service: TaskService, owners: Owners) -> None:
+    def __init__(self, service: TaskService, owners: Owners, logs: Path | None = None) -> None:
+        self._owners = owners
         self._contract = ContractApp(service, owners)
-        self._views = make_views(service, owners)
+        self._views = make_views(service, owners, logs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route by path."""
+        """Route by path, once it is clear that no strange web page calls."""
+        if scope["type"] == "http":
+            try:
+                await refuse_strange_pages(scope, self._owners)
+            except TideError as error:
+                await send_problem(send, error)
+                return
         if scope["type"] == "http" and scope["path"] in PATHS:
             await self._contract(scope, receive, send)
         else:
             await self._views(scope, receive, send)
 
 
-def make_views(service: TaskService, owners: Owners) -> FastAPI:
+def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -> FastAPI:
     """The FastAPI application: views, OpenAPI of everything, problem+json for its errors."""
     app = FastAPI(title="TideRL environment gateway", version="1", redoc_url=None)
-    app.include_router(make_router(service, owners))
+    app.include_router(make_router(service, owners, logs))
+    app.include_router(make_accounts_router(owners))
     add_contract(app)
 
     @app.exception_handler(TideError)
     async def _tide(_request: Request, error: TideError) -> Response:  # pyright: ignore[reportUnusedFunction]
         return ProblemResponse(error)
+
+    @app.exception_handler(ClientGone)
+    async def _gone(_request: Request, _error: ClientGone) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return Response(status_code=400)  # nobody reads it
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: RequestValidationError) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -74,7 +91,7 @@ def make_views(service: TaskService, owners: Owners) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:  # pyright: ignore[reportUnusedFunction]
         code = _CODE_OF_STATUS.get(error.status_code, "invalid")
-        words = f"no such path: {request.url.path}" if code == "not_found" else str(error.detail)
+        words = f"no such path: {scrub(request.url.path)[:200]}" if code == "not_found" else str(error.detail)
         extra: dict[str, Any] = {"allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
         if code == "invalid":
             extra["field"] = "request"
@@ -82,7 +99,7 @@ def make_views(service: TaskService, owners: Owners) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def _unexpected(request: Request, error: Exception) -> Response:  # pyright: ignore[reportUnusedFunction]
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        log.error("%s %.200r failed", request.method, request.url.path, exc_info=error)
         return ProblemResponse(TideError("internal", "an unexpected failure; see the gateway's log"))
 
     return app

@@ -1,4 +1,4 @@
-"""The command `tide-gateway`: serve, migrate, environments. Heavy imports wait until they are needed."""
+"""The command `tide-gateway`: serve, migrate, environments, keys, owners. Heavy imports wait until they are needed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tide_gateway.accounts_cli import add_account_parsers, run_keys, run_owners
 
 DEFAULT_DATABASE = "sqlite:///tide-gateway.db"
 
@@ -16,7 +18,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve tasks; migrates an embedded SQLite file by itself")
     serve.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
-    serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs TIDE_GATEWAY_TOKENS")
+    serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs keys or tokens")
     serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
     serve.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
     serve.add_argument("--data", type=Path, help="folder of logs and blobs, one for all replicas; default: beside the file")
@@ -25,12 +27,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--keep", action="store_true", help="a stop leaves tasks and servers to the next gateway")
     serve.add_argument("--announce", type=Path, help='file that gets {"url", "pid"} when requests are answered')
+    serve.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate chain in PEM; then only https is spoken"
+    )
+    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, without a passphrase")
     levels = ["debug", "info", "warning", "error"]
     serve.add_argument("--log-level", choices=levels, default="info")
     migrate = commands.add_parser("migrate", help="bring the database to this version's tables")
     migrate.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
     environments = commands.add_parser("environments", help="check environments.toml and print what it registers")
     environments.add_argument("--config", type=Path, default=Path("environments.toml"))
+    add_account_parsers(commands, DEFAULT_DATABASE)
     return parser
 
 
@@ -40,13 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     from sqlalchemy.exc import DatabaseError as SQLError
 
     from tide_gateway.database import DatabaseError, StorageFailed
+    from tide_gateway.keys import KeyRefused
     from tide_gateway.settings import SettingsError
     from tide_sdk.migrations import DatabaseTooNew
 
-    commands = {"serve": _serve, "migrate": _migrate, "environments": _environments}
+    commands = {
+        "serve": _serve,
+        "migrate": _migrate,
+        "environments": _environments,
+        "keys": run_keys,
+        "owners": run_owners,
+    }
     try:
         return commands[arguments.command](arguments)
-    except (SettingsError, DatabaseError) as error:
+    except (SettingsError, DatabaseError, KeyRefused) as error:
         print(f"tide-gateway: {error}", file=sys.stderr)
     except (DatabaseTooNew, StorageFailed) as error:
         print(f"tide-gateway: database: {error}", file=sys.stderr)
@@ -59,6 +73,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     import asyncio
     import logging
 
+    from tide_gateway.scrubbing import ScrubbingFilter
     from tide_gateway.serve import ServeOptions, serve
     from tide_gateway.settings import load_settings
 
@@ -66,6 +81,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(ScrubbingFilter())
     logging.getLogger("alembic").setLevel(logging.WARNING)
     options = ServeOptions(
         host=arguments.host,
@@ -76,6 +93,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         data=arguments.data,
         outlive_s=arguments.outlive_s,
         keep=arguments.keep,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
     )
     try:
         import uvloop
@@ -88,9 +107,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _migrate(arguments: argparse.Namespace) -> int:
     from tide_gateway.database import database_url
+    from tide_gateway.private import make_private_file
     from tide_sdk.migrations import migrate
 
     url = database_url(arguments.database)
+    if url.get_backend_name() == "sqlite":
+        make_private_file(Path(str(url.database)))
     print(f"{url}: at revision {', '.join(migrate('gateway', url))}")
     return 0
 

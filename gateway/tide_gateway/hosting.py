@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tide_gateway.runtimes import Runtime
-from tide_gateway.settings import GatewaySettings
+from tide_gateway.settings import GatewaySettings, SettingsError
 
 
-def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, outlive_s: float) -> dict[str, Runtime]:
+async def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, outlive_s: float) -> dict[str, Runtime]:
     """The runtimes by name. `process` is always among them: it costs nothing, and finds what an earlier gateway left.
 
     Args:
@@ -16,14 +16,42 @@ def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, outliv
         deployment: what all that is made is labelled with.
         data: folder of the servers' logs.
         outlive_s: seconds that server processes outlive a killed gateway.
+
+    Raises:
+        SettingsError: what a runtime needs of this machine is missing.
     """
     from tide_gateway.runtimes.process import ProcessRuntime
 
     environ, logs = settings.process_environment, data / "logs"
-    runtimes: dict[str, Runtime] = {"process": ProcessRuntime(environ, logs, deployment, None, outlive_s)}
-    for kind in {spec.runtime for spec in settings.environments.values()} - runtimes.keys():
-        if kind == "fake":
-            from tide_gateway.runtimes.fake import FakeRuntime
+    kinds = {spec.runtime for spec in settings.environments.values()}
+    process = ProcessRuntime(environ, logs, deployment, None, outlive_s)
+    runtimes: dict[str, Runtime] = {"process": process}
+    if "process" in kinds:
+        try:
+            await process.open()
+        except OSError as error:
+            raise SettingsError(f"the folder of sockets cannot be used: {error}") from error
+    specs = settings.environments.values()
+    if "docker" in kinds:
+        from tide_gateway.runtimes.docker import DockerRuntime
+        from tide_gateway.runtimes.docker_sdk import SdkMissing
+        from tide_gateway.runtimes.process_places import default_run_dir
 
-            runtimes[kind] = FakeRuntime()
+        try:
+            runtimes["docker"] = DockerRuntime(deployment, logs, default_run_dir(deployment), environ, specs)
+        except SdkMissing as error:
+            raise SettingsError(f"runtime docker: {error}") from error
+    if "remote" in kinds:
+        from tide_gateway.runtimes.remote import RemoteRuntime
+
+        runtimes["remote"] = RemoteRuntime()
+    if "ray" in kinds:
+        from tide_gateway.runtimes.ray_runtime import RayRuntime
+
+        addresses = {spec.ray.address if spec.ray else "" for spec in specs if spec.runtime == "ray"}
+        runtimes["ray"] = RayRuntime(deployment, logs, environ, sorted(addresses))
+    if "fake" in kinds:
+        from tide_gateway.runtimes.fake import FakeRuntime
+
+        runtimes["fake"] = FakeRuntime()
     return runtimes

@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from sqlalchemy.engine import URL
 
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database, DatabaseError, FileLock, StorageFailed, database_url
+from tide_gateway.connections import ConnectionLimits, guarded_protocol
+from tide_gateway.database import Database, FileLock, StorageFailed, database_url
 from tide_gateway.hosting import make_runtimes
+from tide_gateway.keys import KeyStore
+from tide_gateway.private import data_folder, make_private_file
 from tide_gateway.repository import Repository
 from tide_gateway.service.tasks import TaskService
-from tide_gateway.settings import GatewaySettings, SettingsError, check_bind
+from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, check_tls, is_loopback
 from tide_gateway.timekeeping import DatabaseTime
 from tide_sdk import codec
 from tide_sdk.migrations import migrate
@@ -47,6 +49,7 @@ class ServeOptions:
         outlive_s: seconds that `process` servers outlive a killed gateway.
         keep: a stop leaves tasks and servers to the next gateway.
         announce: file that gets `{"url", "pid"}` once requests are answered.
+        tls_cert, tls_key: PEM files, both or none: then only https is spoken.
     """
 
     host: str
@@ -57,6 +60,8 @@ class ServeOptions:
     data: Path | None = None
     outlive_s: float = 120.0
     keep: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -110,49 +115,33 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
     Raises:
         SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
     """
-    check_bind(options.host, settings)
+    check_tls(options.tls_cert, options.tls_key)
     _check_announce(options.announce)
     url = database_url(options.database)
-    data = _data_folder(options, url)
+    data = data_folder(options.data, url)
     raise_file_limit()
-    lock = None
-    if url.get_backend_name() == "sqlite":
-        # The real path: a second name of the file must not open it to a second gateway.
-        path = Path(os.path.realpath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
-        lock = FileLock(path.with_name(path.name + ".lock"))
-    listener = bind(options.host, options.port)
+    lock = listener = None
     try:
-        if lock is not None:
+        if url.get_backend_name() == "sqlite":
+            # The real path: a second name of the file must not open it to a second gateway.
+            path = Path(os.path.realpath(str(url.database)))  # noqa: ASYNC240 (nothing is served yet)
+            lock = FileLock(path.with_name(path.name + ".lock"))
             lock.take()
+            make_private_file(path)
         await asyncio.to_thread(migrate, "gateway", url)
-        await _run(settings, options, Database(url), data, listener)
+        database = Database(url)
+        try:
+            has_keys = (await KeyStore(database).table()).ever
+            check_bind(options.host, settings, has_keys=has_keys)
+            listener = bind(options.host, options.port)
+            await _run(settings, options, database, data, listener)
+        finally:
+            await database.close()
     finally:
-        listener.close()
+        if listener is not None:
+            listener.close()
         if lock is not None:
             lock.free()
-
-
-def _data_folder(options: ServeOptions, url: URL) -> Path:
-    """The folder of logs and blobs.
-
-    Raises:
-        DatabaseError: it cannot be made or written.
-    """
-    if options.data is not None:
-        data = options.data
-    elif url.get_backend_name() == "sqlite":
-        path = Path(os.path.realpath(str(url.database)))
-        data = path.with_name(path.name + "-data")
-    else:
-        data = Path("tide-gateway-data")
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = data / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise DatabaseError(f"--data {data}: cannot be written: {error.strerror}; name another folder") from error
-    return data.absolute()
 
 
 async def _run(
@@ -165,11 +154,12 @@ async def _run(
     time.not_before(seen_s)
     service = TaskService(
         settings.environments,
-        make_runtimes(settings, deployment, data, options.outlive_s),
+        await make_runtimes(settings, deployment, data, options.outlive_s),
         repository,
         time,
     )
-    server = _make_server(GatewayApp(service, Owners(settings.tokens)), options, listener)
+    owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
+    server = _make_server(GatewayApp(service, owners, data / "logs"), options, listener)
 
     # A second signal changes nothing: the stop is bounded.
     stop = asyncio.Event()
@@ -189,7 +179,6 @@ async def _run(
     finally:
         syncing.cancel()
         await service.stop(drain_s=0.0, keep=options.keep)
-        await database.close()
         if options.announce is not None:
             options.announce.unlink(missing_ok=True)
         log.info("stopped")
@@ -212,7 +201,9 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
         log_level=options.log_level,
         access_log=False,
         lifespan="off",
-        http="httptools",
+        http=guarded_protocol(ConnectionLimits()),
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
         ws="none",
         server_header=False,
         proxy_headers=False,
@@ -222,7 +213,8 @@ def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket
         backlog=4096,
     )
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if options.tls_cert is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     return _Server(config, url, options.announce)
 
 

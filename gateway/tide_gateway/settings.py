@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import ssl
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tide_gateway.roles import ROLES, Caller, Role
 from tide_gateway.specs import NAME, DockerOptions, EnvironmentSpec, ProcessOptions, RayOptions, RemoteOptions
 
 _OPTIONS: Mapping[str, type[BaseModel]] = {
@@ -22,6 +25,7 @@ _OPTIONS: Mapping[str, type[BaseModel]] = {
     "remote": RemoteOptions,
     "ray": RayOptions,
 }
+_TOKEN = re.compile(r"[!-+\--~]{16,256}")
 _TOKENS = "TIDE_GATEWAY_TOKENS"
 _TOKENS_FILE = "TIDE_GATEWAY_TOKENS_FILE"
 
@@ -35,14 +39,15 @@ class GatewaySettings(BaseModel):
 
     Attributes:
         environments: by name.
-        tokens: token -> owner; empty means that everyone on this machine is the owner `local`.
+        tokens: static token -> caller. Without any, and without keys in the database, everyone on this machine is
+            the owner `local`.
         process_environment: the variables that environment servers inherit; the gateway's own are left out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environments: dict[str, EnvironmentSpec]
-    tokens: dict[str, str] = Field(default_factory=dict, repr=False)
+    tokens: dict[str, Caller] = Field(default_factory=dict, repr=False)
     process_environment: dict[str, str] = Field(default_factory=dict, repr=False)
 
 
@@ -110,43 +115,90 @@ def _first_fault(error: ValidationError) -> str:
     return f"{field}: {fault['msg']}"
 
 
-def _read_tokens(environ: Mapping[str, str]) -> dict[str, str]:
+def _read_tokens(environ: Mapping[str, str]) -> dict[str, Caller]:
     text = environ.get(_TOKENS, "")
-    source = _TOKENS
+    source, entries = _TOKENS, [("entry", part) for part in text.split(",")]
     if file := environ.get(_TOKENS_FILE):
         if text:
             raise SettingsError(f"{_TOKENS} and {_TOKENS_FILE} are both set; keep one")
         source = _TOKENS_FILE
         try:
-            text = Path(file).read_text(encoding="utf-8")
+            entries = [("line", line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{_TOKENS_FILE}: cannot read {file}: {error}") from error
-    tokens: dict[str, str] = {}
-    entries = [part.strip() for part in text.replace("\n", ",").split(",")]
-    for number, entry in enumerate((e for e in entries if e and not e.startswith("#")), start=1):
-        owner, found, token = entry.partition(":")
-        if not found or not NAME.fullmatch(owner) or len(token) < 16 or not token.isascii() or " " in token:
-            # The entry itself is a secret: only its place is named.
-            raise SettingsError(f"{source}: entry {number} must be OWNER:TOKEN, the token 16 characters or more")
+    tokens: dict[str, Caller] = {}
+    for number, (kind, text) in enumerate(entries, start=1):
+        entry = text.strip()
+        if not entry or (kind == "line" and entry.startswith("#")):
+            continue
+        # The entry itself is a secret: only its place is named.
+        where = f"{source}: {kind} {number}"
+        who, _, token = entry.partition(":")
+        owner, _, role = who.partition("/")
+        if not NAME.fullmatch(owner) or (role or "agent") not in ROLES or ("/" in who and not role):
+            raise SettingsError(f"{where} must be OWNER:TOKEN or OWNER/ROLE:TOKEN; roles are {', '.join(ROLES)}")
+        if not _TOKEN.fullmatch(token):
+            raise SettingsError(f"{where}: a token has 16 to 256 visible ASCII characters, and no comma")
         if token in tokens:
-            raise SettingsError(f"{source}: entry {number} repeats an earlier token")
-        tokens[token] = owner
+            raise SettingsError(f"{where} repeats an earlier token")
+        tokens[token] = Caller(owner, cast("Role", role or "agent"))
     if source == _TOKENS_FILE and not tokens:
         raise SettingsError(f"{_TOKENS_FILE}: holds no token; write OWNER:TOKEN lines")
     return tokens
 
 
-def check_bind(host: str, settings: GatewaySettings) -> None:
+def is_loopback(host: str) -> bool:
+    """True if only this machine reaches what listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(host: str, settings: GatewaySettings, *, has_keys: bool) -> None:
     """Refuse a bind that would let strangers in.
 
+    Args:
+        host: what to listen on.
+        settings: with the static tokens.
+        has_keys: whether the database has, or ever had, an API key; callers without one are then refused.
+
     Raises:
-        SettingsError: not a loopback address, and no token is set.
+        SettingsError: not a loopback address, and there is neither a token nor a key.
     """
-    if settings.tokens or host == "localhost":
+    if not (settings.tokens or has_keys or is_loopback(host)):
+        raise SettingsError(
+            f"--host {host}: without keys only a loopback address is served; make one with `tide-gateway keys create`, "
+            f"or set {_TOKENS}"
+        )
+
+
+def check_tls(cert: Path | None, key: Path | None) -> None:
+    """Refuse TLS files that could not be served with.
+
+    Raises:
+        SettingsError: one without the other, not readable, not PEM, encrypted, or of two different keys.
+    """
+    if cert is None and key is None:
         return
+    if cert is None or key is None:
+        raise SettingsError("--tls-cert and --tls-key belong together: give both or none")
+    for option, path in (("--tls-cert", cert), ("--tls-key", key)):
+        try:
+            path.read_bytes()
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{option} {path}: cannot be read: {getattr(error, 'strerror', error)}") from error
+
+    def refuse() -> str:
+        raise SettingsError(f"--tls-key {key}: is encrypted, and nobody is there to be asked; give it without")
+
     try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise SettingsError(f"--host {host}: without tokens only a loopback address is served; set {_TOKENS}")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=refuse)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            words = f"--tls-key {key}: is not the key of --tls-cert {cert}"
+        else:
+            words = f"--tls-cert {cert}, --tls-key {key}: not a certificate (chain) and its key in PEM"
+        raise SettingsError(words) from error

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tide_sdk.clocks import ClockName
 from tide_sdk.wire import Limits, Seconds
@@ -22,6 +23,7 @@ DEFAULT_LIMITS: Mapping[ClockName, float] = {
     ClockName.END: 10.0,
 }
 PLACEHOLDERS = ("uds", "announce", "port")
+_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RuntimeName = Literal["process", "docker", "remote", "ray", "fake"]
 
@@ -36,9 +38,11 @@ class ProcessOptions(Options):
     """`[environments.NAME.process]`: limits of each server process and what it inherits.
 
     Attributes:
-        inherit: variables passed on from the gateway's own environment besides the harmless ones; "*" passes all.
+        inherit: variables passed on from the gateway's own environment besides the harmless ones (PATH, HOME, LANG,
+            PYTHON* and the like); `HF_*` passes all that begin so, `*` all but `TIDE_GATEWAY_*`.
         memory_mb: address space of each process of the server, 0 for no limit.
-        max_processes: processes and threads of the gateway's user that the server may add, 0 for no limit.
+        max_processes: the server can make no further process or thread while the gateway's user has so many, its own
+            and all others counted; 0 for no limit. Root is not bound by it.
         max_open_files: open files of each process of the server, 0 for the gateway's own limit.
     """
 
@@ -53,20 +57,23 @@ class DockerOptions(Options):
 
     Attributes:
         image: image that serves the contract; it gets `TIDE_CAPACITY`, and `TIDE_UDS` (a socket to listen on) or
-            `TIDE_PORT` (a port of all interfaces).
-        engines: engines that containers are spread over; empty takes DOCKER_HOST or the local socket.
+            `TIDE_PORT` (a port of all interfaces). A `command` replaces the image's own; its entry point stays.
+        engines: engines that containers are spread over, `unix:///path` or `tcp://host:port`; empty takes DOCKER_HOST
+            or the local socket.
         connect: `uds` shares a unix socket with a container that has no network (engines of this machine only);
-            `bridge` puts the container into an internal network and calls its address; `host` uses the engine's
-            network (only for environments that you trust).
+            `bridge` puts the container into an internal network and calls its address (the engine's iptables rules
+            keep it in; the engine's own machine it can reach); `host` uses the engine's network (only for environments
+            that you trust).
         address: for `bridge` on a remote engine, the host's address at which published ports are reached; empty takes
-            the container's own address.
+            the container's own address. A number is also what the ports are bound to, a name binds all of the host's.
         port: the container's port for `bridge`; for `host` each container gets a free one.
         pull: `missing` pulls an image once per engine where it is not there, `never` refuses, `always` pulls once for
             each launch.
         platform: what the image must be built for, for example `linux/amd64`; empty takes the engine's own.
         memory_mb, cpus, pids: limits of each container.
         tmpfs_mb: size of `/tmp`, the only place where a read-only container can write; 0 leaves it out.
-        user: user and group of the container's processes; never root unless you write it here.
+        user: user and group of the container's processes; never root unless you write it here. A gateway that is not
+            root writes its own here, where the environment's socket is for its owner alone.
         read_only: the container's own files cannot be changed.
         network: name of an engine network to join, for environments that need one; empty gives none.
         mounts: `HOST_PATH:CONTAINER_PATH`, mounted read-only.
@@ -74,12 +81,12 @@ class DockerOptions(Options):
     """
 
     image: Annotated[str, Field(min_length=1, max_length=512)]
-    engines: tuple[str, ...] = ()
+    engines: tuple[Annotated[str, Field(pattern=r"^(unix:///|tcp://)[!-~]+$")], ...] = ()
     connect: Literal["uds", "bridge", "host"] = "uds"
-    address: str = ""
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]*$")] = ""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     pull: Literal["missing", "never", "always"] = "missing"
-    platform: str = ""
+    platform: Annotated[str, Field(pattern=r"^([a-z0-9]+/[a-z0-9_]+(/[a-z0-9]+)?)?$")] = ""
     memory_mb: Annotated[int, Field(ge=16, le=4_194_304)] = 1024
     cpus: Annotated[float, Field(gt=0, le=1024)] = 1.0
     pids: Annotated[int, Field(ge=8, le=1_000_000)] = 256
@@ -87,8 +94,49 @@ class DockerOptions(Options):
     user: Annotated[str, Field(min_length=1, max_length=64)] = "65534:65534"
     read_only: bool = True
     network: str = ""
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[Annotated[str, Field(pattern=r"^/[^:\x00]*:/[^:\x00]*$")], ...] = ()
     runtime: str = ""
+
+    @model_validator(mode="after")
+    def _check_connection(self) -> DockerOptions:
+        if self.connect == "uds" and any(not url.startswith("unix:") for url in self.engines):
+            raise ValueError('engines: connect = "uds" needs engines of this machine (unix:///...); take "bridge"')
+        if self.connect == "uds" and self.address:
+            raise ValueError('address: only for connect = "bridge" or "host"')
+        if self.connect == "host" and self.network:
+            raise ValueError('network: connect = "host" uses the engine\'s own network; leave network out')
+        return self
+
+
+class RemoteUrl(NamedTuple):
+    """The parts of an environment server's URL; the host is a name, an IPv4 or an IPv6 address without brackets."""
+
+    scheme: Literal["http", "https"]
+    host: str
+    port: int
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> RemoteUrl:
+        """The parts of `http(s)://host[:port][/prefix]`.
+
+        Raises:
+            ValueError: anything else: another scheme, a user name, a query, a fragment, a port outside 1-65535.
+        """
+        # A message never repeats the URL: what is wrong with it may be that it holds a password.
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise ValueError("a URL must not hold a user name or password; put a token into token_file")
+        if _URL.fullmatch(url) is None:
+            raise ValueError("expected http(s)://host[:port][/prefix], without query and fragment")
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is no number up to 65535
+            host, port = None, None
+        if not host or port == 0:
+            raise ValueError("expected a host and, where it is given, a port from 1 to 65535")
+        scheme = "https" if parts.scheme == "https" else "http"
+        return cls(scheme, host, port or (443 if scheme == "https" else 80), parts.path.rstrip("/"))
 
 
 class RemoteOptions(Options):
@@ -106,12 +154,29 @@ class RemoteOptions(Options):
     token_file: str = ""
     ca_file: str = ""
 
+    @field_validator("urls")
+    @classmethod
+    def _check_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for number, url in enumerate(urls):
+            try:
+                RemoteUrl.parse(url)
+            except ValueError as error:
+                raise ValueError(f"urls[{number}]: {error}") from None
+        if len(set(urls)) != len(urls):
+            raise ValueError("urls: each server once; for more tasks on it raise capacity")
+        return urls
+
 
 class RayOptions(Options):
     """`[environments.NAME.ray]`: server processes spread over a Ray cluster; the environment's `command` is run there.
 
+    The nodes need the environment's own package, and Ray of the gateway's version; nothing else of ours. A server has
+    its node's variables, `env`, and TIDE_HOST, TIDE_PORT (for `{port}`) and TIDE_CAPACITY, so that a command can be
+    `tide-env serve MODULE:CLASS --host {host} --port {port} --allow-public`.
+
     Attributes:
-        address: the cluster, as `ray.init(address=...)` takes it; empty takes RAY_ADDRESS or a local cluster.
+        address: the cluster, as `ray.init(address=...)` takes it; empty takes RAY_ADDRESS, or the cluster that runs on
+            this machine, or starts one that ends with the gateway.
         num_cpus, memory_mb: what the cluster reserves for each server; 0 MB reserves none.
         resources: custom resources, for example `{browser = 1.0}`.
     """
@@ -132,7 +197,8 @@ class EnvironmentSpec(Options):
         command: argv of one environment server. `{uds}` becomes a unix socket to listen on, or `{announce}` a file
             into which the server writes `{"url": ...}` when it is ready, or `{port}` a free TCP port of 127.0.0.1;
             exactly one of them must occur. `{capacity}` becomes the tasks that one server shall hold. For `docker` it
-            replaces the image's own command, where it is given.
+            replaces the image's own command, where it is given. For `ray` also `{host}` becomes the address of the node
+            that the server runs on, and it must listen there.
         env: further environment variables of the server.
         capacity: tasks at once, starting and ending ones counted.
         servers: environment servers at most; tasks are spread evenly.

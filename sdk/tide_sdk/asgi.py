@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from math import ceil
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -139,7 +140,7 @@ async def send_problem(send: Send, error: TideError) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     retry_after_s = error.extra.get("retry_after_s")
     if retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
+        headers.append((b"retry-after", str(max(1, ceil(retry_after_s))).encode()))
     if error.code == "method_not_allowed" and "allow" in error.extra:
         headers.append((b"allow", str(error.extra["allow"]).encode()))
     await send_json(send, error.status, codec.dumps(error.problem().model_dump()), headers)

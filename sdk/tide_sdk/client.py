@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from tide_sdk import codec
 from tide_sdk.asgi import validate
@@ -20,12 +20,15 @@ from tide_sdk.http import read_json
 from tide_sdk.http_connection import ProtocolFailed, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client
-from tide_sdk.retries import Backoff, may_retry
+from tide_sdk.retries import Backoff, may_retry, place_wait_s
 from tide_sdk.wire import (
     CONTRACT_HEADER,
     CONTRACT_VERSION,
+    CapacityView,
     EndResponse,
     EpochResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
     Message,
     ObservationResponse,
     StartRequest,
@@ -175,9 +178,24 @@ class GatewayClient:
         """What the gateway can start, as it says it."""
         return await self.get("/environments")
 
-    async def capacity(self) -> Any:
-        """How much the gateway can start now, as it says it."""
-        return await self.get("/capacity")
+    async def capacity(self) -> dict[str, CapacityView]:
+        """What each environment can start for the caller now, by its name."""
+        return self._read(_Capacities, await self.get("/capacity")).root
+
+    async def heartbeat(
+        self, prefix: str, timeout_s: float | None, *, deadline_s: float | None = None
+    ) -> HeartbeatResponse:
+        """Promise the next heartbeat for the tasks whose key begins with `prefix` within `timeout_s`; safe to repeat.
+
+        If it does not come the gateway ends those tasks; with None the promise is withdrawn. Cancelling leaves the
+        promise either as it was or as asked for.
+
+        Raises:
+            TideError: the server refused.
+            TransportError: no answer within the deadline.
+        """
+        request = validate(HeartbeatRequest, {"prefix": prefix, "timeout_s": timeout_s})
+        return await self._post(HeartbeatResponse, "/heartbeat", request.model_dump(mode="json"), deadline_s=deadline_s)
 
     async def healthz(self) -> Any:
         """Whether the gateway serves, as it says it."""
@@ -230,7 +248,9 @@ class GatewayClient:
                 num_failures += 1
                 if not may_retry(error, idempotent=idempotent):
                     raise
-                wait_s = self._backoff.wait_s(num_failures, self._jitter(), _asked_s(response))
+                wait_s = place_wait_s(error, self._jitter())
+                if wait_s is None:
+                    wait_s = self._backoff.wait_s(num_failures, self._jitter(), _asked_s(response))
                 if self._now() + wait_s >= end_s:
                     error.add_note(f"given up after {num_failures} tries of {method} {path}")
                     raise
@@ -246,6 +266,10 @@ class GatewayClient:
 class _TaskPage(Wire):
     tasks: list[TaskView]
     next: str | None = None
+
+
+class _Capacities(RootModel[dict[str, CapacityView]]):
+    pass
 
 
 def _asked_s(response: Response | None) -> float | None:

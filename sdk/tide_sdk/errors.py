@@ -7,7 +7,8 @@ from typing import Any, Final
 from tide_sdk.wire import Problem
 
 CODES: Final[dict[str, tuple[int, str]]] = {
-    "unauthorized": (401, "The token is missing or unknown"),
+    "unauthorized": (401, "The key is missing or unknown"),
+    "forbidden": (403, "The call is not allowed"),
     "not_found": (404, "No such task"),
     "environment_unknown": (404, "No such environment"),
     "method_not_allowed": (405, "The endpoint does not take this method"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
@@ -58,6 +58,7 @@ class LeanClient:
         headers: sent with every call.
         max_waiting: calls that may wait; one more fails with `QueueFull`.
         keep_alive_s: an idle connection older than this is not used again. Keep it below the server's own limit.
+        dial: makes each connection in place of the client, whose URL may then be https; an OSError is `ConnectFailed`.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class LeanClient:
         headers: Mapping[str, str] | None = None,
         max_waiting: int = 65_536,
         keep_alive_s: float = 4.0,
+        dial: Callable[[], Awaitable[Connection]] | None = None,
     ) -> None:
         if max_in_flight < 1 or max_waiting < 0 or timeout_s <= 0:
             raise ValueError("max_in_flight and timeout_s must be above 0, max_waiting not below")
@@ -78,7 +80,8 @@ class LeanClient:
         self._max_body_bytes = max_body_bytes
         self._max_waiting = max_waiting
         self._keep_alive_s = keep_alive_s
-        self._uds, self._host, self._port, self._prefix = _split_url(base_url)
+        self._dial = dial
+        self._uds, self._host, self._port, self._prefix = _split_url(base_url, ("http", "https") if dial else ("http",))
         authority = "localhost" if self._uds else _authority(self._host, self._port)
         self._common = f"Host: {authority}\r\n{_header_lines(headers)}"
         self._free_slots = max_in_flight
@@ -237,7 +240,9 @@ class LeanClient:
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
         try:
-            if self._uds:
+            if self._dial is not None:
+                connection = await self._dial()
+            elif self._uds:
                 _, connection = await loop.create_unix_connection(Connection, self._uds)
             else:
                 # proto given by the host lookup: asyncio and uvloop then set TCP_NODELAY.
@@ -282,7 +287,7 @@ def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _split_url(url: str) -> tuple[str, str, int, str]:
+def _split_url(url: str, schemes: tuple[str, ...]) -> tuple[str, str, int, str]:
     """(socket path, host, port, prefix) of a base URL."""
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
@@ -290,6 +295,6 @@ def _split_url(url: str) -> tuple[str, str, int, str]:
             raise ValueError(f"{url!r}: give the socket as unix:/absolute/path")
         return path, "", 0, ""
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username is not None:
+    if parts.scheme not in schemes or not parts.hostname or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"{url!r}: expected http://host:port[/prefix] or unix:/path")
-    return "", parts.hostname, parts.port or 80, parts.path.rstrip("/")
+    return "", parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")

@@ -11,6 +11,7 @@ _WAITABLE = frozenset({"unavailable", "capacity", "paused"})
 """Codes by which a server says that it did not act and that a later call can succeed."""
 _WAITABLE_STATUS = frozenset({429, 502, 503})
 """The same for answers without a code of ours, as a proxy in between gives them."""
+_MIN_TOLD_S, _MAX_TOLD_S = 0.01, 100_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,19 @@ class Backoff:
         """
         wait_s = min(self.max_s, self.first_s * self.factor ** min(num_failures - 1, 30))
         return max(wait_s * (0.5 + 0.5 * jitter), asked_s or 0.0)
+
+
+def place_wait_s(error: Exception, jitter: float) -> float | None:
+    """Seconds to wait for a start that has a place in the server's queue, None where the error speaks of no place.
+
+    The place is lost to who comes late, so these waits do not grow; `jitter` from 0 to 1 adds a tenth at most.
+    """
+    if not isinstance(error, TideError) or error.code != "capacity":
+        return None
+    told_s = error.extra.get("retry_after_s")
+    if isinstance(told_s, bool) or not isinstance(told_s, (int, float)) or not 0 < told_s <= _MAX_TOLD_S:
+        return None
+    return max(_MIN_TOLD_S, float(told_s)) * (1.0 + 0.1 * jitter)
 
 
 def may_retry(error: Exception, *, idempotent: bool) -> bool:

@@ -19,10 +19,17 @@ CONTRACT_HEADER = "Tide-Contract"
 MAX_LIMIT_S = 30 * 24 * 3600.0
 MAX_EPOCH = 2**63 - 1
 MAX_KEY_CHARS = 512
+MAX_HEARTBEAT_S = 24 * 3600.0
+MAX_PARTS = 1024
+"""Parts of a message's content, calls in a message, messages and tools in an answer, names in its metrics and info."""
+PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+"""What is stored or logged as a word holds no control characters: no NUL, which PostgreSQL refuses, and no new line."""
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_LIMIT_S, allow_inf_nan=False)]
 Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
-TaskId = Annotated[str, Field(min_length=1, max_length=128)]
+TaskId = Annotated[str, Field(min_length=1, max_length=128, pattern=PRINTABLE)]
+Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+Named = Annotated[dict[str, Any], Field(max_length=MAX_PARTS)]
 Limits = dict[ClockName, Seconds]
 
 
@@ -45,9 +52,9 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    content: str | Parts | None = None
+    tool_calls: Parts | None = None
+    tool_call_id: str | None = Field(default=None, max_length=512)
 
     @property
     def text(self) -> str:
@@ -59,6 +66,15 @@ class Message(BaseModel):
     def as_dict(self) -> dict[str, Any]:
         """The message as a plain dict, without the fields that are None."""
         return self.model_dump(exclude_none=True)
+
+
+class Action(Message):
+    """The message of an agent: an assistant's, whatever else it holds."""
+
+    role: Literal["assistant"]  # pyright: ignore[reportIncompatibleVariableOverride] (frozen: nobody assigns to it)
+
+
+MessageList = Annotated[list[Message], Field(max_length=MAX_PARTS)]
 
 
 class Clock(Wire):
@@ -94,11 +110,11 @@ class StartRequest(Wire):
         attempt: numbered upwards; a higher one ends the older attempt of the same key.
     """
 
-    environment: str = Field(min_length=1, max_length=128)
-    key: str = Field(min_length=1, max_length=MAX_KEY_CHARS)
+    environment: str = Field(min_length=1, max_length=128, pattern=PRINTABLE)
+    key: str = Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=PRINTABLE)
     task: dict[str, Any] | None = None
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    split: str | None = Field(default=None, max_length=64)
+    split: str | None = Field(default=None, max_length=64, pattern=PRINTABLE)
     kind: Literal["train", "eval"] = "train"
     limits: Limits | None = None
     attempt: int = Field(default=0, ge=0, le=2**31 - 1)
@@ -109,8 +125,8 @@ class StartResponse(Wire):
 
     task_id: TaskId
     turn: int
-    messages: list[Message]
-    tools: list[dict[str, Any]]
+    messages: MessageList
+    tools: Parts
     limits: Limits
     clocks: Clocks
 
@@ -120,7 +136,7 @@ class ObservationRequest(Wire):
 
     task_id: TaskId
     turn: int = Field(ge=0, le=2**31 - 1)
-    message: Message
+    message: Action
 
 
 class ObservationResponse(Wire):
@@ -134,11 +150,11 @@ class ObservationResponse(Wire):
     """
 
     turn: int
-    messages: list[Message]
+    messages: MessageList
     reward: float | None
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Named
     clocks: Clocks
 
 
@@ -161,14 +177,14 @@ class EndRequest(Wire):
     """`POST /end`."""
 
     task_id: TaskId
-    reason: str | None = Field(default=None, max_length=1024)
+    reason: str | None = Field(default=None, max_length=1024, pattern=r"^[^\x00]*$")
 
 
 class EndResponse(Wire):
     """The task's final account. `reward` is None after an infrastructure failure, never 0."""
 
     reward: float | None
-    metrics: dict[str, Any]
+    metrics: Named
     turns: int
     clocks: Clocks
     outcome: Outcome
@@ -186,10 +202,10 @@ class HealthResponse(Wire):
     """
 
     contract: int
-    environment: str
-    capacity: int
-    tasks: int
-    incarnation: str
+    environment: str = Field(max_length=128)
+    capacity: int = Field(le=2**31 - 1)
+    tasks: int = Field(ge=0, le=2**31 - 1)
+    incarnation: str = Field(min_length=1, max_length=128, pattern=PRINTABLE)
 
 
 class TaskView(Wire):
@@ -207,6 +223,52 @@ class TaskView(Wire):
     outcome: Outcome | None
     clocks: Clocks
     created_at: str
+
+
+class HeartbeatRequest(Wire):
+    """`POST /heartbeat` of a gateway: the owner's promise to call again in time, one for each prefix.
+
+    Attributes:
+        prefix: the promise is for the tasks whose key begins with it; "" for all of the owner's tasks.
+        timeout_s: the next heartbeat comes within so many seconds, or those tasks end; None withdraws the promise.
+    """
+
+    prefix: str = Field(default="", max_length=MAX_KEY_CHARS)
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_HEARTBEAT_S, allow_inf_nan=False)] | None
+
+
+class HeartbeatResponse(Wire):
+    """The promise as it stands now.
+
+    Attributes:
+        owner_tasks: the owner's open tasks whose key begins with the prefix.
+        timeout_s: as it was asked for.
+    """
+
+    owner_tasks: int
+    timeout_s: float | None
+
+
+class CapacityView(Wire):
+    """One environment in `GET /capacity` of a gateway.
+
+    Attributes:
+        capacity: slots, of all owners together.
+        taken: slots held now, those of starting and ending tasks included.
+        free: tasks of kind train that the caller could start now, its own waiting starts among them.
+        free_eval: the same for kind eval.
+        mine: slots that the caller holds.
+        waiting: starts that have a place in the queue.
+        starts_per_s: the start rate, which `free` leaves aside; 0 where there is none.
+    """
+
+    capacity: int
+    taken: int
+    free: int
+    free_eval: int
+    mine: int
+    waiting: int
+    starts_per_s: float
 
 
 class Problem(BaseModel):

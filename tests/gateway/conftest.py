@@ -35,17 +35,10 @@ OWNER = "local"
 LIMITS = {"start": 30.0, "idle": 20.0, "turn": 10.0, "active": 100.0, "end": 5.0}
 
 
-@pytest.fixture(scope="session")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshDatabases]:
-    made = FreshDatabases(tmp_path_factory.mktemp("databases"))
-    yield made
-    made.close()
-
-
 @pytest.fixture(params=kind_params())
-def database_url(request: pytest.FixtureRequest, databases: FreshDatabases) -> Iterator[str]:
+def database_url(request: pytest.FixtureRequest, fresh_databases: FreshDatabases) -> Iterator[str]:
     """An empty, migrated database: each test that uses it runs on SQLite and on PostgreSQL."""
-    with databases.fresh(request.param) as url:
+    with fresh_databases.fresh(request.param) as url:
         yield url
 
 

@@ -73,6 +73,9 @@ def test_messages_pass_through_as_they_are(client):
     problem(other, 409, "turn_conflict")
 
 
+DEEP: list = []
+for _ in range(70):
+    DEEP = [DEEP]
 BAD = [
     ("/start", {"key": "k"}, "environment"),
     ("/start", {"environment": "scripted", "key": ""}, "key"),
@@ -87,6 +90,13 @@ BAD = [
     ("/observation", {"task_id": "t", "turn": "0", "message": GO}, "turn"),
     ("/observation", {"task_id": "t", "turn": -1, "message": GO}, "turn"),
     ("/observation", {"task_id": "t", "turn": 0, "message": {"role": "robot"}}, "message.role"),
+    ("/observation", {"task_id": "t", "turn": 0, "message": {"role": "user", "content": "go"}}, "message.role"),
+    ("/observation", {"task_id": "t", "turn": 0, "message": GO | {"tool_calls": [{}] * 1025}}, "message.tool_calls"),
+    ("/observation", {"task_id": "t", "turn": 0, "message": GO | {"content": [{}] * 1025}}, "message.content"),
+    ("/start", {"environment": "scripted", "key": "a\0b"}, "key"),
+    ("/start", {"environment": "scripted", "key": "k", "task": {"a": DEEP}}, "task"),
+    ("/end", {"task_id": "t\n"}, "task_id"),
+    ("/end", {"task_id": "t", "reason": "a\0b"}, "reason"),
     ("/observation", {"task_id": "t", "turn": 0, "message": {"role": "assistant", "content": 1}}, "message.content"),
     ("/pause", {"task_id": "t", "epoch": 0}, "epoch"),
     ("/resume", {"task_id": "t", "epoch": 2**63}, "epoch"),

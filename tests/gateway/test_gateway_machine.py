@@ -1,24 +1,27 @@
-"""Any order of calls, time and crashes: one action has one effect, answers repeat, slots add up, clocks keep still."""
+"""Any order of calls, time, replicas and crashes: one action has one effect, answers repeat, slots add up, clocks keep
+still. A crash comes between calls, or inside one, after any of its commits."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_databases import kind_params
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tide_gateway.database import sqlite_url
+from tide_gateway.database import StorageFailed
 from tide_sdk.errors import TideError
-from tide_sdk.migrations import migrate
 
 KEYS = st.sampled_from("abc")
 INDEX = st.integers(0, 63)
+WHICH = st.integers(0, 1)
+CAPACITY = 2
+GONE = ("ended", "expired", "environment_lost", "stale_attempt")
 
 
 class Known:
@@ -28,24 +31,33 @@ class Known:
         self.key = key
         self.attempt = attempt
         self.answers: dict[int, tuple[str, Any]] = {}
-        self.paused = False
+        self.sent: dict[int, set[str]] = {}  # actions whose answer was lost: any of them may have been taken
+        self.paused: bool | None = False  # None: an answer was lost, and it may be either
         self.account: dict | None = None
+
+    @property
+    def next(self) -> int:
+        return max(self.answers, default=-1) + 1
 
 
 class Machine(RuleBasedStateMachine):
     benches_class: Any
-    template: Path
+    databases: Any
+    kind: str
 
     @initialize()
     def begin(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tide-test-"))
-        shutil.copy(self.template, self.folder / "gateway.db")
+        self.folder = tempfile.TemporaryDirectory(prefix="tide-test-")
+        self.fresh = self.databases.fresh(self.kind)
         self.runner = asyncio.Runner()
-        self.benches = self.benches_class(self.folder / "gateway.db")
-        self.bench = self.do(self.benches.open(capacity=2))
+        self.benches = self.benches_class(self.fresh.__enter__(), Path(self.folder.name))
+        self.replicas = [self.do(self.benches.open(capacity=CAPACITY, servers=2)) for _ in range(self.num_replicas)]
         self.tasks: dict[str, Known] = {}
         self.attempts: dict[str, int] = {}
-        self.environments: list[Any] = []
+
+    @property
+    def num_replicas(self) -> int:
+        return 2 if self.kind == "postgres" else 1
 
     def do(self, call) -> Any:
         return self.runner.run(call)
@@ -57,12 +69,15 @@ class Machine(RuleBasedStateMachine):
         except TideError as error:
             return error
 
-    @rule(key=KEYS, newer=st.booleans())
-    def start(self, key: str, newer: bool) -> None:
+    def at(self, which: int) -> Any:
+        return self.replicas[which % len(self.replicas)]
+
+    @rule(key=KEYS, newer=st.booleans(), which=WHICH)
+    def start(self, key: str, newer: bool, which: int) -> None:
         attempt = self.attempts.get(key, 0) + (1 if newer and key in self.attempts else 0)
-        answer = self.attempt(self.bench.start(key, attempt=attempt, turns=4, reward=1.0))
+        answer = self.attempt(self.at(which).start(key, attempt=attempt, turns=4, reward=1.0))
         if isinstance(answer, TideError):
-            assert answer.code in ("capacity", "ended", "expired", "environment_lost", "stale_attempt"), answer
+            assert answer.code in ("capacity", *GONE), answer
             return
         self.attempts[key] = attempt
         known = self.tasks.setdefault(answer["task_id"], Known(key, attempt))
@@ -73,13 +88,15 @@ class Machine(RuleBasedStateMachine):
         task_id = list(self.tasks)[index % len(self.tasks)]
         return task_id, self.tasks[task_id]
 
-    @rule(index=INDEX, text=st.sampled_from(["go", "stop"]), back=st.integers(-1, 2))
-    def act(self, index: int, text: str, back: int) -> None:
+    @rule(index=INDEX, text=st.sampled_from(["go", "stop"]), back=st.integers(-1, 2), which=WHICH)
+    def act(self, index: int, text: str, back: int, which: int) -> None:
         if not self.tasks:
             return
         task_id, known = self.pick(index)
-        turn = max(0, len(known.answers) - back)
-        answer = self.attempt(self.bench.act(task_id, turn, text))
+        turn = max(0, known.next - back)
+        self.judge(known, turn, text, self.attempt(self.at(which).act(task_id, turn, text)))
+
+    def judge(self, known: Known, turn: int, text: str, answer: Any) -> None:
         if turn in known.answers:
             said, before = known.answers[turn]
             if said == text:
@@ -87,32 +104,51 @@ class Machine(RuleBasedStateMachine):
             else:
                 assert answer.code == "turn_conflict"
         elif isinstance(answer, TideError):
-            assert answer.status in (409, 410, 423), answer
-            assert answer.code != "turn_conflict"
+            if answer.code == "turn_conflict":
+                assert known.sent.get(turn, set()) - {text}
+            else:
+                assert answer.status in (409, 410, 423, 503), answer
         else:
-            assert turn == len(known.answers)
-            assert not known.paused
+            assert all(earlier in known.answers or earlier in known.sent for earlier in range(turn))
+            assert known.paused is not True or turn in known.sent
+            # The one proof that counts: an action that was sent, and sent again, took effect once.
             assert answer["info"]["effects"] == turn + 1
             known.answers[turn] = (text, {**answer, "clocks": 0})
 
-    @rule(index=INDEX, epoch=st.integers(1, 9), paused=st.booleans())
-    def pause_or_resume(self, index: int, epoch: int, paused: bool) -> None:
+    @rule(index=INDEX, text=st.sampled_from(["go", "stop"]), num_commits=st.integers(0, 2), which=WHICH)
+    def act_and_crash(self, index: int, text: str, num_commits: int, which: int) -> None:
+        """The replica dies in the call, after so many of its commits; the caller sees nothing of it."""
         if not self.tasks:
             return
         task_id, known = self.pick(index)
-        answer = self.attempt((self.bench.pause if paused else self.bench.resume)(task_id, epoch))
-        known.paused = not isinstance(answer, TideError) and answer["state"] == "paused"
+        turn, bench = known.next, self.at(which)
+        dies_after(bench, num_commits)
+        answer = self.attempt(bench.act(task_id, turn, text))
+        if not isinstance(answer, TideError):
+            self.judge(known, turn, text, answer)
+        elif answer.status == 503:
+            known.sent.setdefault(turn, set()).add(text)
+        self.crash(which)
 
-    @rule(index=INDEX)
-    def end(self, index: int) -> None:
+    @rule(index=INDEX, epoch=st.integers(1, 9), paused=st.booleans(), which=WHICH)
+    def pause_or_resume(self, index: int, epoch: int, paused: bool, which: int) -> None:
         if not self.tasks:
             return
         task_id, known = self.pick(index)
-        account = self.do(self.bench.end(task_id))
+        bench = self.at(which)
+        answer = self.attempt((bench.pause if paused else bench.resume)(task_id, epoch))
+        known.paused = not isinstance(answer, TideError) and answer["state"] in ("paused", "pausing")
+
+    @rule(index=INDEX, which=WHICH)
+    def end(self, index: int, which: int) -> None:
+        if not self.tasks:
+            return
+        task_id, known = self.pick(index)
+        account = self.do(self.at(which).end(task_id))
         if known.account is not None:
             assert account == known.account
         known.account, known.paused = account, False
-        assert account["turns"] == len(known.answers)
+        assert known.next <= account["turns"] <= known.next + 1
         if account["outcome"]["kind"] == "failed":
             assert account["reward"] is None
         if account["outcome"]["kind"] == "completed":
@@ -120,49 +156,76 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 19.0, 25.0]))
     def pass_time(self, seconds: float) -> None:
-        self.bench.time.advance(seconds)
-        self.do(self.bench.service.sweep())
+        self.benches.time.advance(seconds)
+        for bench in self.replicas:
+            self.do(bench.service.sweep())
 
-    @rule()
-    def crash(self) -> None:
-        self.do(self.benches.crash(self.bench))
-        self.benches.time.advance(1000.0)
-        self.bench = self.do(self.benches.open(capacity=2))
-        for known in self.tasks.values():
-            known.paused = False
+    @rule(which=WHICH, servers_too=st.booleans())
+    def crash(self, which: int, servers_too: bool = False) -> None:
+        bench = self.at(which)
+        bench.database.__dict__.pop("write", None)  # the dead process's rows are written by the test itself
+        self.do(self.benches.crash(bench, servers_too=servers_too))
+        self.replicas.remove(bench)
+        if not self.replicas:
+            self.benches.time.advance(1000.0)  # an outage, which charges nobody
+        self.replicas.append(self.do(self.benches.open(capacity=CAPACITY, servers=2)))
+        for bench in self.replicas:
+            self.do(bench.service.sweep())
 
     @invariant()
     def slots_add_up(self) -> None:
-        if not hasattr(self, "bench"):
+        if not hasattr(self, "replicas"):
             return
-
-        async def settled() -> None:
-            async with asyncio.timeout(10):
-                while background := self.bench.service._registry._background:
-                    await asyncio.wait(background)
-
-        self.do(settled())
-        open_tasks = [task for task in self.do(self.bench.repository.open_tasks()) if not task.released]
-        assert self.await bench.taken() == len(open_tasks) <= 2
-        on_servers = sum(len(environment.tasks) for environment in self.bench.runtime.launched.values())
-        assert on_servers == len(open_tasks)
+        for bench in self.replicas:
+            self.do(settled(bench))
+        bench = self.replicas[0]
+        open_tasks = [task for task in self.do(bench.repository.open_tasks()) if not task.released]
+        assert self.do(bench.taken()) == len(open_tasks) <= CAPACITY
         for task in open_tasks:
-            known = self.tasks[task.task_id]
-            assert (task.state == "paused") == known.paused
-            if known.paused:
+            known = self.tasks.get(task.task_id)
+            if known is not None and task.state in ("waiting", "paused") and known.paused is not None:
+                assert (task.state == "paused") == known.paused
+            if task.state == "paused":
                 assert all(clock.running_since_s is None for clock in task.clocks.values())
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
+            for bench in self.replicas:
+                bench.database.__dict__.pop("write", None)
             self.do(self.benches.close())
             self.runner.close()
-            shutil.rmtree(self.folder)
+            self.fresh.__exit__(None, None, None)
+            self.folder.cleanup()
 
 
-@pytest.mark.timeout(300)
-def test_any_order_of_calls(tmp_path, benches_class):
-    template = tmp_path / "template.db"
-    migrate("gateway", sqlite_url(f"sqlite:///{template}"))
-    machine = type("GatewayMachine", (Machine,), {"benches_class": benches_class, "template": template})
-    options = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+async def settled(bench) -> None:
+    """Wait until nothing is in flight; a start or turn that follows another replica is bounded by that one."""
+    async with asyncio.timeout(20):
+        while background := bench.service._registry._background:
+            await asyncio.wait(background)
+
+
+def dies_after(bench, num_commits: int) -> None:
+    """From that many commits on, the bench's database takes nothing: as if the process were dead."""
+    left, honest = [num_commits], bench.database.write
+
+    async def write(fn):
+        if left[0] <= 0:
+            raise StorageFailed("this process is dead")
+        left[0] -= 1
+        return await honest(fn)
+
+    bench.database.write = write
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", kind_params())
+def test_any_order_of_calls(fresh_databases, benches_class, kind):
+    machine = type("GatewayMachine", (Machine,), {"benches_class": benches_class, "databases": fresh_databases, "kind": kind})
+    options = settings(
+        max_examples=3,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     run_state_machine_as_test(machine, settings=options)

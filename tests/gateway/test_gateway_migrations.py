@@ -151,7 +151,8 @@ def test_rows_survive_the_way_up_and_down_and_up(empty_url):
         "INSERT INTO replicas (name, host, pid, ticks, started_s, seen_s) VALUES ('r', 'h', 1, 2, 3.0, 4.0)",
         "INSERT INTO owners (owner, max_tasks, created_s) VALUES ('o', 1, 0.0)",
         "INSERT INTO instances (name, environment, runtime, replica, state, version, slot, capacity, served,"
-        " incarnation, place, created_s, detail) VALUES ('i', 'e', 'docker', 'r', 'ready', 1, 0, 1, 0, '', '', 0.0, '')",
+        " incarnation, place, created_s, detail)"
+        " VALUES ('i', 'e', 'docker', 'r', 'ready', 1, 0, 1, 0, '', '', 0.0, '')",
     )
     command.downgrade(config, "gateway_0001")
     assert {name: rows_of(empty_url, name) for name in before} == before

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 GO = {"role": "assistant", "content": "go"}
-TOKENS = {"TIDE_GATEWAY_TOKENS": "alice:0123456789abcdef0123,bob:abcdef0123456789abcd"}
+TOKENS = {"TIDE_GATEWAY_TOKENS": "alice/author:0123456789abcdef0123,bob:abcdef0123456789abcd"}
 
 
 def start(client, key="k", **script) -> dict:

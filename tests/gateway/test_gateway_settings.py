@@ -10,6 +10,7 @@ import pytest
 
 from tide_gateway import cli
 from tide_gateway.auth import Owners
+from tide_gateway.roles import Caller
 from tide_gateway.settings import SettingsError, check_bind, load_settings, parse_environments
 from tide_sdk.clocks import ClockName
 from tide_sdk.errors import TideError
@@ -67,12 +68,16 @@ def read(tmp_path, environ):
 
 def test_tokens_come_from_a_variable_or_a_file_and_are_not_passed_on(tmp_path):
     settings = read(tmp_path, {"TIDE_GATEWAY_TOKENS": "ann:0123456789abcdef, bob:fedcba9876543210", "HOME": "/h"})
-    assert sorted(settings.tokens.values()) == ["ann", "bob"]
+    assert sorted(caller.owner for caller in settings.tokens.values()) == ["ann", "bob"]
+    assert {caller.role for caller in settings.tokens.values()} == {"agent"}
     assert settings.process_environment == {"HOME": "/h"}
     assert "0123456789abcdef" not in repr(settings)
     file = tmp_path / "tokens"
-    file.write_text("# people\nann:0123456789abcdef\n\nann:1123456789abcdef\n")
-    assert read(tmp_path, {"TIDE_GATEWAY_TOKENS_FILE": str(file)}).tokens["1123456789abcdef"] == "ann"
+    file.write_text("# people, machines: all\nann:0123456789abcdef\n\n  ann/operator:1123:56789abcdef\n")
+    assert read(tmp_path, {"TIDE_GATEWAY_TOKENS_FILE": str(file)}).tokens == {
+        "0123456789abcdef": Caller("ann", "agent"),
+        "1123:56789abcdef": Caller("ann", "operator"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,10 @@ def test_tokens_come_from_a_variable_or_a_file_and_are_not_passed_on(tmp_path):
     [
         {"TIDE_GATEWAY_TOKENS": "0123456789abcdef"},
         {"TIDE_GATEWAY_TOKENS": "ann:short"},
+        {"TIDE_GATEWAY_TOKENS": "ann/boss:0123456789abcdef"},
+        {"TIDE_GATEWAY_TOKENS": "ann/:0123456789abcdef"},
+        {"TIDE_GATEWAY_TOKENS": "ann:0123456789abcdef\u00e9"},
+        {"TIDE_GATEWAY_TOKENS": "ann:" + "0123456789abcdef" * 20},
         {"TIDE_GATEWAY_TOKENS": "ann:0123456789abcdef,bob:0123456789abcdef"},
         {"TIDE_GATEWAY_TOKENS": "ann:0123456789abcdef", "TIDE_GATEWAY_TOKENS_FILE": "/x"},
         {"TIDE_GATEWAY_TOKENS_FILE": "/no/such/file"},
@@ -95,22 +104,25 @@ def test_wrong_tokens_are_refused_without_being_shown(tmp_path, environ):
 def test_strangers_are_only_let_in_with_tokens(tmp_path):
     settings = read(tmp_path, {})
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        check_bind(host, settings)
+        check_bind(host, settings, has_keys=False)
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
         with pytest.raises(SettingsError):
-            check_bind(host, settings)
-    check_bind("0.0.0.0", read(tmp_path, {"TIDE_GATEWAY_TOKENS": "ann:0123456789abcdef"}))
+            check_bind(host, settings, has_keys=False)
+    check_bind("0.0.0.0", settings, has_keys=True)
+    check_bind("0.0.0.0", read(tmp_path, {"TIDE_GATEWAY_TOKENS": "ann:0123456789abcdef"}), has_keys=False)
 
 
-def test_owners_by_token():
-    owners = Owners({"0123456789abcdef": "ann", "fedcba9876543210": "bob"})
-    assert owners.owner(b"Bearer 0123456789abcdef") == "ann"
-    assert owners.owner(b"bearer  fedcba9876543210 ") == "bob"
-    for header in (None, b"", b"Bearer", b"Bearer ", b"Basic 0123456789abcdef", b"Bearer 0123456789abcde\xff"):
+async def test_owners_by_token():
+    ann, bob = Caller("ann", "agent"), Caller("bob", "operator")
+    owners = Owners({"0123456789abcdef": ann, "fedcba9876543210": bob})
+    assert await owners.caller(b"Bearer 0123456789abcdef") == ann
+    assert await owners.caller(b"bearer  fedcba9876543210 ") == bob
+    long = b"Bearer " + b"0123456789abcdef" * 100
+    for header in (None, b"", b"Bearer", b"Bearer ", b"Basic 0123456789abcdef", b"Bearer 0123456789abcde\xff", long):
         with pytest.raises(TideError) as caught:
-            owners.owner(header)
+            await owners.caller(header)
         assert caught.value.code == "unauthorized"
-    assert Owners({}).owner(None) == "local"
+    assert await Owners({}).caller(None) == Caller("local", "operator")
 
 
 def test_the_table_of_environments(tmp_path, capsys):

@@ -78,6 +78,16 @@ async def test_a_repeated_turn_is_answered_from_the_record_in_every_state(guess)
     assert (status, body["code"]) == (409, "turn_conflict")
 
 
+async def test_only_an_assistant_acts(guess):
+    action = say((await begin(guess))["task_id"], 0, "5")
+    for role in ("user", "tool", "system"):
+        body = action | {"message": {"role": role, "content": "5"}}
+        status, problem = await guess.call("POST", "/observation", body)
+        assert (status, problem["code"], problem["field"]) == (422, "invalid", "message.role")
+    status, answer = await guess.call("POST", "/observation", action)
+    assert (status, answer["info"]) == (200, {"taken": ["5"]})
+
+
 async def test_a_turn_under_way_is_joined_and_no_other_runs_beside_it(gated, gated_class):
     task_id = (await begin(gated))["task_id"]
     calls = [asyncio.create_task(gated.call("POST", "/observation", say(task_id, 0, "a"))) for _ in range(3)]

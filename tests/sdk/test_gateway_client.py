@@ -7,14 +7,17 @@ import asyncio
 import pytest
 
 from tide_sdk import codec
+from tide_sdk.asgi import send_problem
 from tide_sdk.client import GatewayClient
 from tide_sdk.errors import TideError
 from tide_sdk.http import ConnectFailed, DeadlineExceeded, Disconnected, ProtocolFailed, QueueFull
 from tide_sdk.http_parse import Response
-from tide_sdk.retries import Backoff
+from tide_sdk.retries import Backoff, place_wait_s
 from tide_sdk.server import EnvironmentServer
+from tide_sdk.wire import CapacityView, Message
 
 EPOCH = {"state": "paused", "epoch": 1, "clocks": {}}
+STARTED = {"task_id": "t", "turn": 0, "messages": [], "tools": [], "limits": {}, "clocks": {}}
 SEEN = {"turn": 1, "messages": [], "reward": None, "terminated": False, "truncated": False, "info": {}, "clocks": {}}
 
 
@@ -25,10 +28,12 @@ class Scripted:
         self.script = list(script)
         self.timeouts: list[float] = []
         self.paths: list[str] = []
+        self.bodies: list[bytes | None] = []
 
     async def request(self, method, path, body=None, *, headers=None, timeout_s=None, idempotent=False):
         self.timeouts.append(timeout_s)
         self.paths.append(path)
+        self.bodies.append(body)
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(answer, Exception):
             raise answer
@@ -120,6 +125,48 @@ async def test_retry_after_is_honoured_and_the_whole_call_has_a_deadline(gateway
     assert http.timeouts == [30, 23, 16, 9, 2]
 
 
+async def test_a_place_in_the_queue_is_called_for_when_told_and_not_later(gateway, clock):
+    """The waits do not grow: the gateway gives the place to the next one soon after the time that it named."""
+    client, _ = gateway(*[problem("capacity", retry_after_s=0.7)] * 9, (201, STARTED))
+    assert (await client.start("e", "k")).task_id == "t"
+    assert clock.sleeps == pytest.approx([0.77] * 9)
+
+
+async def test_the_header_is_never_earlier_than_the_body():
+    sent: list[dict] = []
+
+    async def send(message):
+        sent.append(message)
+
+    await send_problem(send, TideError("capacity", "why", retry_after_s=1.2))
+    assert dict(sent[0]["headers"])[b"retry-after"] == b"2"
+
+
+@pytest.mark.parametrize("told", [0, -1, float("nan"), 1e9, "7", True, None])
+def test_a_time_that_makes_no_sense_is_not_waited_for(told):
+    assert place_wait_s(TideError("capacity", "why", retry_after_s=told), 1.0) is None
+    assert place_wait_s(TideError("unavailable", "why", retry_after_s=1), 1.0) is None
+    assert place_wait_s(TideError("capacity", "why", retry_after_s=1e-9), 0.0) == 0.01
+
+
+@pytest.mark.parametrize("timeout_s", [40, None])
+async def test_a_heartbeat_is_sent_again_until_it_is_answered(gateway, clock, timeout_s):
+    client, http = gateway(Disconnected("x"), (502, "x"), (200, {"owner_tasks": 3, "timeout_s": timeout_s}))
+    answer = await client.heartbeat("run/", timeout_s, deadline_s=9)
+    assert (answer.owner_tasks, answer.timeout_s) == (3, timeout_s)
+    assert http.paths == ["/heartbeat"] * 3
+    assert [codec.loads(body) for body in http.bodies] == [{"prefix": "run/", "timeout_s": timeout_s}] * 3
+    assert http.timeouts[0] == 9
+
+
+@pytest.mark.parametrize(("prefix", "timeout_s"), [("x" * 513, 1), ("", 0), ("", 86_401), ("", float("inf"))])
+async def test_a_heartbeat_outside_the_contract_is_refused_before_it_is_sent(gateway, prefix, timeout_s):
+    client, http = gateway((200, {}))
+    with pytest.raises(TideError, match="timeout_s" if not prefix else "prefix"):
+        await client.heartbeat(prefix, timeout_s)
+    assert http.paths == []
+
+
 async def test_a_paused_task_is_waited_for_and_never_resumed(asgi, guess_class, clock):
     http = asgi(EnvironmentServer(guess_class, now=clock))
 
@@ -144,7 +191,8 @@ async def test_the_whole_contract_is_typed(asgi, guess_class):
         )
         assert started.limits["idle"] == 9
         assert (await client.observation(started.task_id)).turn == 0
-        assert (await client.observe(started.task_id, 0, started.messages[0])).reward == 0.0
+        said = Message(role="assistant", content="0")
+        assert (await client.observe(started.task_id, 0, said)).reward == 0.0
         assert (await client.pause(started.task_id, epoch=3)).state == "paused"
         assert (await client.resume(started.task_id, epoch=4)).state == "waiting"
         assert (await client.end(started.task_id, "x" * 5000)).outcome.kind == "aborted"
@@ -158,11 +206,12 @@ async def test_tasks_and_views_are_read(gateway):
         "turn": 0, "epoch": 0, "reward": None, "outcome": None, "clocks": {}, "created_at": "2024-01-01T00:00:00Z",
     }  # fmt: skip
     pages = [{"tasks": [view | {"task_id": "u"}], "next": "u"}, {"tasks": [view], "next": None}]
-    client, http = gateway(*((200, page) for page in pages), (200, view), (200, {"free": 3}))
+    free = {"capacity": 4, "taken": 1, "free": 2, "free_eval": 3, "mine": 1, "waiting": 0, "starts_per_s": 0.0}
+    client, http = gateway(*((200, page) for page in pages), (200, view), (200, {"e": free}))
     assert [task.task_id for task in await client.tasks()] == ["u", "t"]
     assert http.paths == ["/tasks?limit=500", "/tasks?limit=500&after=u"]
     assert (await client.task("t")).state == "waiting"
-    assert await client.capacity() == {"free": 3}
+    assert await client.capacity() == {"e": CapacityView(**free)}
 
 
 async def test_an_answer_outside_the_contract_is_named(gateway):

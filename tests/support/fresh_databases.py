@@ -61,16 +61,20 @@ class FreshDatabases:
         """
         if kind == "postgres":
             url = self.server.create_database(TEMPLATE if migrated else None)
-            yield url
-            self.server.drop_database(url)
+            try:
+                yield url
+            finally:
+                self.server.drop_database(url)
             return
         folder = self._folder / f"sqlite-{self._num_files}"
         self._num_files += 1
         folder.mkdir()
         if migrated:
             shutil.copy(self._sqlite_template(), folder / "gateway.db")
-        yield f"sqlite:///{folder / 'gateway.db'}"
-        shutil.rmtree(folder)
+        try:
+            yield f"sqlite:///{folder / 'gateway.db'}"
+        finally:
+            shutil.rmtree(folder)
 
     def close(self) -> None:
         """Stop the server."""

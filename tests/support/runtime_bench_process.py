@@ -16,7 +16,7 @@ from typing import Any
 from runtime_bench import SCRIPTED_SERVER, RuntimeBench
 
 from tide_gateway.runtimes import Server
-from tide_gateway.runtimes.process import ProcessRuntime
+from tide_gateway.runtimes.process import MARK, ProcessRuntime
 from tide_gateway.specs import EnvironmentSpec
 
 COMMAND = (sys.executable, SCRIPTED_SERVER, "--uds", "{uds}", "--capacity", "{capacity}")
@@ -51,3 +51,17 @@ async def bench(folder: Path, outlive_s: float = 30.0) -> AsyncIterator[RuntimeB
         for runtime in made:
             await runtime.close()
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry an instance's mark, `deployment/name`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"{MARK}={mark}".encode() in variables:
+                found.append(int(entry.name))
+    return found

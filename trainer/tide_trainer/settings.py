@@ -67,6 +67,12 @@ class GatewaySettings(Settings):
     )
     port: int = Field(default=0, ge=0, le=65_535, description="port of a gateway that the run starts; 0: a free one")
     ready_timeout_s: float = Field(default=60, gt=0, description="seconds until a started gateway must serve")
+    heartbeat_timeout_s: float = Field(
+        default=60,
+        ge=1,
+        le=86_400,
+        description="seconds without a sign of the run after which the gateway ends its tasks",
+    )
 
 
 class TaskSettings(Settings):

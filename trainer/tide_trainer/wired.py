@@ -16,6 +16,7 @@ from tide_trainer.backends.engine_process import EngineProcess
 from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import RunFailed, TrainerError
 from tide_trainer.loop.evaluation import Evaluation
+from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
 from tide_trainer.loop.rollout import Rollout
@@ -84,12 +85,14 @@ class Wired:
         self._rollout = Rollout(
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
         )
+        self._heartbeats = Heartbeats(gateway, f"{self._key}/", settings.gateway.heartbeat_timeout_s)
         self._loop: TrainLoop | None = None
         self._death_seen: RunFailed | None = None
         self._watching: list[asyncio.Task[None]] = []
         for child in processes.children:
             if part_of(child.name) in NEEDED:
                 self._keep_watching(self._watch_child(child), child.name)
+        self._keep_watching(self._heartbeats.run(), "heartbeats")
 
     @property
     def parity_max_abs(self) -> float | None:
@@ -263,6 +266,7 @@ class Wired:
                 await self._loop.close()
         await self._rollout.close()
         await self._shell.close()
+        await self._heartbeats.withdraw()
 
 
 def _vocab_size(model: Path) -> int:

@@ -214,6 +214,8 @@ class _Boot:
                 "--port", str(wanted.port),
                 "--database", self._directory.database_url("gateway"),
                 "--log-level", "warning",
+                # Nobody comes back to a run's own gateway: its environment servers go with it.
+                "--outlive-s", "0",
             ]  # fmt: skip
             child = await self._processes.spawn("gateway", argv, announce=True, ready_timeout_s=wanted.ready_timeout_s)
             url = child.url

@@ -108,7 +108,8 @@ class PostgreSQL(Backend):
             from psycopg import IsolationLevel
 
             connection.isolation_level = IsolationLevel.REPEATABLE_READ if reads else IsolationLevel.READ_COMMITTED
-            connection.read_only = reads
+            # None: to ask a standby for READ WRITE is another error than to write to it.
+            connection.read_only = True if reads else None
             record.info["wire"] = Wire(connection.fileno())
 
         @event.listens_for(engine, "close")

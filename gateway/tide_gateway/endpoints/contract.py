@@ -8,32 +8,21 @@ A framework's routing and serialisation would cost several times what the turn i
 from __future__ import annotations
 
 import logging
-from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from pydantic import BaseModel, ValidationError
-
 from tide_gateway.auth import Owners
+from tide_gateway.endpoints.calls import check, check_size, parse_body
+from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
-from tide_sdk import codec
-from tide_sdk.asgi import (
-    ClientGone,
-    Receive,
-    Scope,
-    Send,
-    check_version,
-    invalid,
-    parse_json,
-    read_body,
-    send_json,
-    send_problem,
-)
+from tide_sdk.asgi import ClientGone, Receive, Scope, Send, check_version, read_body, send_json, send_problem
 from tide_sdk.errors import TideError
 from tide_sdk.wire import EndRequest, EpochRequest, ObservationRequest, StartRequest
 
-M = TypeVar("M", bound=BaseModel)
-
 MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_SMALL_BODY_BYTES = 64 * 1024
+"""Of the calls that carry neither a message nor a task's parameters."""
+MAX_TASK_BYTES = 4 * 1024 * 1024
+MAX_TASK_DEPTH = 64
 PATHS = frozenset({"/start", "/observation", "/pause", "/resume", "/end"})
 
 log = logging.getLogger(__name__)
@@ -72,58 +61,41 @@ class ContractApp:
         path, method = scope["path"], scope["method"]
         check_version(scope)
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        owner = self._owners.owner(headers.get(b"authorization"))
-        service = self._service
+        caller = await self._owners.caller(headers.get(b"authorization"))
         if path == "/observation" and method == "GET":
-            return 200, await service.latest(owner, _task_id_of(scope["query_string"]))
+            task_id = _task_id_of(scope["query_string"])
+            return 200, await self._owners.for_task(caller, task_id, lambda owner: self._service.latest(owner, task_id))
         if method != "POST":
             allowed = "GET, POST" if path == "/observation" else "POST"
             raise TideError("method_not_allowed", f"{path} takes {allowed}", allow=allowed)
-        body = await read_body(scope, receive, self._max_body_bytes)
-        data = parse_body(body)
         if path == "/observation":
+            body = await read_body(scope, receive, self._max_body_bytes)
+            data = parse_body(body)
             action = check(ObservationRequest, body)
-            return 200, await service.observe(owner, action.task_id, action.turn, data["message"])
+            # An operator reads and ends the tasks of others, but does not act in them.
+            return 200, await self._service.observe(caller.owner, action.task_id, action.turn, data["message"])
         if path == "/start":
-            return 201, await service.start(owner, check(StartRequest, body), data)
+            body = await read_body(scope, receive, self._max_body_bytes)
+            data = parse_body(body)
+            request = check(StartRequest, body)
+            if request.task:
+                check_size("task", request.task, MAX_TASK_BYTES, MAX_TASK_DEPTH)
+            return 201, await self._service.start(caller.owner, request, data)
+        body = await read_body(scope, receive, min(self._max_body_bytes, MAX_SMALL_BODY_BYTES))
+        return 200, await self._on_task(path, caller, body)
+
+    async def _on_task(self, path: str, caller: Caller, body: bytes) -> bytes:
+        parse_body(body)
         if path == "/end":
-            return 200, await service.end(owner, check(EndRequest, body))
-        change = service.pause if path == "/pause" else service.resume
-        return 200, await change(owner, check(EpochRequest, body))
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body.
-
-    Raises:
-        TideError: not JSON, not an object, or not storable as JSON again.
-    """
-    data = parse_json(body)
-    try:
-        if body.count(b"[") + body.count(b"{") > codec.MAX_DEPTH:
-            # Deep bodies can be read, but not written again: refuse them here, not after an action.
-            codec.dumps(data)
-    except codec.CodecError as error:
-        raise TideError("invalid", f"body: {error}", field="body") from error
-    if not isinstance(data, dict):
-        raise TideError("invalid", "body: must be a JSON object", field="body")
-    return data
-
-
-def check(model: type[M], body: bytes) -> M:
-    """The checked body; strict, so that "1" and true are no numbers.
-
-    Raises:
-        TideError: naming the first field that is wrong.
-    """
-    try:
-        return model.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise invalid(error) from error
+            ending = check(EndRequest, body)
+            return await self._owners.for_task(caller, ending.task_id, lambda owner: self._service.end(owner, ending))
+        request = check(EpochRequest, body)
+        change = self._service.pause if path == "/pause" else self._service.resume
+        return await self._owners.for_task(caller, request.task_id, lambda owner: change(owner, request))
 
 
 def _task_id_of(query: bytes) -> str:
     values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("task_id", [])
-    if len(values) != 1 or not 1 <= len(values[0]) <= 128:
+    if len(values) != 1 or not 1 <= len(values[0]) <= 128 or not values[0].isprintable():
         raise TideError("invalid", "task_id: give it once, as ?task_id=...", field="task_id")
     return values[0]

@@ -30,6 +30,15 @@ CALLS: tuple[tuple[str, str, type[BaseModel] | None, type[BaseModel], int], ...]
     ("/end", "post", EndRequest, EndResponse, 200),
 )
 _REF = "#/components/schemas/{model}"
+_SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API key, `tide_KEYID_SECRET`, or a static token. A gateway that has none serves its own machine "
+    "without.",
+}
+_REFUSALS = {"401": "The key is missing, unknown, revoked or expired", "403": "The key's role does not allow this call"}
+_OPEN = ("/healthz", "/readyz")
+"""Paths that need no key."""
 
 
 def add_contract(app: FastAPI) -> None:
@@ -60,7 +69,7 @@ def _merge(document: dict[str, Any]) -> None:
             "description": (response.__doc__ or "").strip(),
             "responses": {
                 str(status): {"description": "Success", "content": _content("application/json", response)},
-                "default": {"description": "Problem", "content": _content("application/problem+json", Problem)},
+                "default": _PROBLEM | {"description": "Problem"},
             },
         }
         if request is not None:
@@ -68,7 +77,24 @@ def _merge(document: dict[str, Any]) -> None:
         else:
             call["parameters"] = [{"name": "task_id", "in": "query", "required": True, "schema": {"type": "string"}}]
         document["paths"].setdefault(path, {})[method] = call
+    _protect(document)
+
+
+def _protect(document: dict[str, Any]) -> None:
+    """Say which calls need a key, and that every refusal is problem+json, also where FastAPI says otherwise."""
+    document["components"]["securitySchemes"] = {"key": _SCHEME}
+    for path, calls in document["paths"].items():
+        for call in calls.values():
+            responses = call["responses"]
+            if path not in _OPEN:
+                call["security"] = [{"key": []}]
+                responses |= {status: _PROBLEM | {"description": words} for status, words in _REFUSALS.items()}
+            if "422" in responses:
+                responses["422"] = _PROBLEM | {"description": "A field is wrong"}
 
 
 def _content(kind: str, model: type[BaseModel]) -> dict[str, Any]:
     return {kind: {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+
+
+_PROBLEM = {"content": _content("application/problem+json", Problem)}

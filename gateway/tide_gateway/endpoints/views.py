@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-from tide_gateway.auth import Owners
+from tide_gateway.auth import Owners, stored
+from tide_gateway.endpoints.calls import caller_of
+from tide_gateway.endpoints.logs import MAX_TAIL_BYTES, read_tail
 from tide_gateway.fleet import Fleet
 from tide_gateway.repository import Instance
 from tide_gateway.repository.slots import Slots
 from tide_gateway.runtimes import Place
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.clocks import TaskState
-from tide_sdk.wire import CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
+from tide_sdk.errors import TideError
+from tide_sdk.wire import PRINTABLE, CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
 
 MAX_PAGE = 500
+_Word = Annotated[str | None, Query(max_length=128, pattern=PRINTABLE)]
+_TaskId = Annotated[str, Path(max_length=128, pattern=PRINTABLE)]
 
 
 class View(BaseModel):
@@ -50,14 +57,14 @@ class ServerView(View):
 
 
 class EnvironmentView(View):
-    """One registered environment."""
+    """One registered environment; its servers are for authors and operators, and None for agents."""
 
     name: str
     runtime: str
     capacity: int
     taken: int
     limits: Limits
-    servers: list[ServerView]
+    servers: list[ServerView] | None
 
 
 class HealthView(View):
@@ -67,73 +74,112 @@ class HealthView(View):
     replica: str
 
 
-def make_router(service: TaskService, owners: Owners) -> APIRouter:
-    """The routes of the views."""
-    router = APIRouter()
+def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None = None) -> APIRouter:
+    """The routes of the views.
 
-    def owner_of(request: Request) -> str:
-        header = request.headers.get("authorization")
-        return owners.owner(None if header is None else header.encode("latin-1"))
+    Args:
+        service: what is viewed.
+        owners: who views.
+        logs: the folder of the environment servers' log files, `NAME.log`; None where there is none.
+    """
+    router = APIRouter()
 
     @router.get("/healthz", tags=["operation"])
     async def healthz() -> HealthView:
-        """Whether the gateway answers; needs no token."""
+        """Whether the gateway answers; needs no key."""
         return HealthView(status="ok", replica=service.replica)
 
+    _add_tasks(router, service, owners)
+    _add_environments(router, service, owners, logs)
+    return router
+
+
+def _add_tasks(router: APIRouter, service: TaskService, owners: Owners) -> None:
     @router.get("/tasks", tags=["tasks"])
     async def tasks(
         request: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-        after: Annotated[str | None, Query(max_length=128)] = None,
+        after: _Word = None,
         state: TaskState | None = None,
-        environment: Annotated[str | None, Query(max_length=128)] = None,
+        environment: _Word = None,
+        owner: _Word = None,
     ) -> TaskPage:
-        """Your tasks, newest first."""
-        owner = owner_of(request)
-        page = await service.tasks(owner, limit=limit, after=after, state=state, environment=environment)
+        """Your tasks, newest first; an operator may name another `owner`."""
+        caller = await caller_of(request, owners)
+        if owner not in (None, caller.owner):
+            caller.require("operator")
+        page = await service.tasks(
+            owner or caller.owner, limit=limit, after=after, state=state, environment=environment
+        )
         return TaskPage(tasks=page, next=page[-1].task_id if len(page) == limit else None)
 
     @router.get("/tasks/{task_id}", tags=["tasks"])
-    async def task(request: Request, task_id: str) -> TaskView:
-        """One of your tasks."""
-        return await service.task(owner_of(request), task_id)
+    async def task(request: Request, task_id: _TaskId) -> TaskView:
+        """One of your tasks; an operator sees everyone's."""
+        caller = await caller_of(request, owners)
+        return await owners.for_task(caller, task_id, lambda owner: service.task(owner, task_id))
 
     @router.get("/tasks/{task_id}/events", tags=["tasks"])
-    async def events(request: Request, task_id: str) -> list[EventView]:
+    async def events(request: Request, task_id: _TaskId) -> list[EventView]:
         """The history of one of your tasks, oldest first; turns are not in it."""
-        history = await service.history(owner_of(request), task_id)
+        caller = await caller_of(request, owners)
+        history = await owners.for_task(caller, task_id, lambda owner: service.history(owner, task_id))
         return [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
 
+
+def _add_environments(router: APIRouter, service: TaskService, owners: Owners, logs: pathlib.Path | None) -> None:
     @router.get("/environments", tags=["environments"])
     async def environments(request: Request) -> list[EnvironmentView]:
-        """The registered environments and their servers."""
-        owner_of(request)
-        slots, servers = await service.slots(owner_of(request)), await service.servers()
+        """The registered environments, and their servers if you are an author or an operator."""
+        caller = await caller_of(request, owners)
+        slots = await service.slots(caller.owner)
+        servers = await service.servers() if caller.may("author") else None
         return [_environment(fleet, slots[name].taken, servers) for name, fleet in service.fleets.items()]
+
+    @router.get("/environments/{name}/servers/{instance}/log", tags=["environments"], response_class=PlainTextResponse)
+    async def log(
+        request: Request,
+        name: Annotated[str, Path(max_length=128)],
+        instance: Annotated[str, Path(max_length=128)],
+        tail_bytes: Annotated[int, Query(ge=1, le=MAX_TAIL_BYTES)] = 64 * 1024,
+    ) -> Response:
+        """The end of an environment server's log, for authors and operators."""
+        (await caller_of(request, owners)).require("author")
+        if name not in service.fleets:
+            raise TideError("environment_unknown", "environment: not registered; see GET /environments")
+        known = any((row.name, row.environment) == (instance, name) for row, _, _ in await service.servers())
+        text = await read_tail(logs, instance, tail_bytes) if known and logs is not None else None
+        if text is None:
+            raise TideError("not_found", "instance: no such server, or it has no log; see GET /environments")
+        headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+        return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
     @router.get("/capacity", tags=["environments"])
     async def capacity(request: Request) -> dict[str, CapacityView]:
         """Free slots by environment."""
-        slots = await service.slots(owner_of(request))
+        slots = await service.slots((await caller_of(request, owners)).owner)
         return {name: _capacity(fleet, slots[name]) for name, fleet in service.fleets.items()}
 
     @router.post("/heartbeat", tags=["operation"])
     async def heartbeat(request: Request, beat: HeartbeatRequest) -> HeartbeatResponse:
         """Promise to call again within `timeout_s`; null withdraws the promise."""
-        num_tasks = await service.heartbeat(owner_of(request), beat.prefix, beat.timeout_s)
+        owner = (await caller_of(request, owners)).owner
+        num_tasks = await service.heartbeat(owner, beat.prefix, beat.timeout_s)
         return HeartbeatResponse(owner_tasks=num_tasks, timeout_s=beat.timeout_s)
 
-    return router
 
-
-def _environment(fleet: Fleet, taken: int, servers: list[tuple[Instance, Place | None, int]]) -> EnvironmentView:
+def _environment(
+    fleet: Fleet, taken: int, servers: list[tuple[Instance, Place | None, int]] | None
+) -> EnvironmentView:
     return EnvironmentView(
         name=fleet.spec.name,
         runtime=fleet.spec.runtime,
         capacity=fleet.capacity,
         taken=taken,
         limits=fleet.spec.all_limits,
-        servers=[
+        servers=None
+        if servers is None
+        else [
             ServerView(name=row.name, state=row.state.value, pid=place.pid if place else 0, tasks=num_tasks)
             for row, place, num_tasks in servers
             if row.environment == fleet.spec.name

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, delete, func, insert, select, tuple_, update
 
-from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Ticket, Wish, decide, startable
+from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Ticket, Wish, decide, startable, waiting
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database
 from tide_gateway.models import OwnerRow, StartRateRow, TaskRow, TicketRow
@@ -102,6 +102,8 @@ class SlotRows:
                 if verdict.ticket is not None:
                     _keep(connection, task.environment, verdict.ticket)
                 return verdict
+            if verdict.mark is not None:
+                _keep(connection, task.environment, verdict.mark)
             if rules.start_rate > 0:
                 _set_rate(connection, task.environment, verdict)
             group.write_group(connection, [change], self._blobs)
@@ -121,7 +123,7 @@ class SlotRows:
                 found[name] = Slots(
                     taken=sum(map(sum, holding.values())),
                     mine=sum(holding.get(owner, (0, 0))),
-                    num_waiting=sum(ticket.expires_s > now_s for ticket in facts.tickets),
+                    num_waiting=len(waiting(facts)),
                     free=startable(rule, owner, "train", facts),
                     free_eval=startable(rule, owner, "eval", facts),
                 )
@@ -151,7 +153,7 @@ def _snapshot(
     connection: Connection, environment: str, wish: Wish, max_tasks: Mapping[str, int], releases: Releases, now_s: float
 ) -> Snapshot:
     tickets = select(TicketRow.owner, TicketRow.key, TicketRow.kind, TicketRow.asked_s, TicketRow.expires_s)
-    waiting: list[Any] = list(
+    queue: list[Any] = list(
         connection.execute(tickets.where(TicketRow.environment == environment).order_by(TicketRow.asked_s))
     )
     next_s = connection.execute(select(StartRateRow.next_s).where(StartRateRow.environment == environment)).scalar()
@@ -161,7 +163,7 @@ def _snapshot(
         over_all = {owner: count for owner, count in connection.execute(held.group_by(TaskRow.owner))}
     return Snapshot(
         holding=Holding(_holding(connection, environment).get(environment, {})),
-        tickets=[Ticket(*row) for row in waiting],
+        tickets=[Ticket(*row) for row in queue],
         next_s=next_s or 0.0,
         owner_max_tasks=max_tasks.get(wish.owner, 0),
         owner_holds=over_all.get(wish.owner, 0),

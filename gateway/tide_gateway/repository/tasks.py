@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database
+from tide_gateway.database import Database, OutcomeUnknown, StorageFailed
 from tide_gateway.lifecycle import ENDED_S, OPEN, Task
 from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
 from tide_gateway.repository import group
@@ -64,6 +64,14 @@ class Repository:
         """
         try:
             await self._database.write(lambda connection: group.write_group(connection, changes, self._blobs))
+        except OutcomeUnknown as error:
+            # Alone, a change that is stored would look like another's.
+            return [error] * len(changes)
+        except StorageFailed as error:
+            # A full disk may take the small ones; a server that is away takes none, and is not asked for each.
+            if self.shared or len(changes) == 1:
+                return [error] * len(changes)
+            return [await self._apply_one(change) for change in changes]
         except Exception:  # noqa: BLE001 (found again, and reported, for the one change that caused it)
             return [await self._apply_one(change) for change in changes]
         return [None] * len(changes)

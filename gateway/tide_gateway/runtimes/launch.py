@@ -88,7 +88,7 @@ class Supervisor:
             elif number == signal.SIGUSR1:
                 kill_at_s = 0.0
             elif self._outlive_s and self._silence_s > self._outlive_s and kill_at_s == float("inf"):
-                print(f"no gateway for {self._outlive_s:g} s: the environment server is stopped", file=sys.stderr)
+                say(f"no gateway for {self._outlive_s:g} s: the environment server is stopped")
                 self._ask_to_stop()
                 kill_at_s = now_s + GRACE_S
             cap_log()
@@ -137,12 +137,18 @@ def signal_all(number: int) -> None:
             os.kill(pid, number)
 
 
+def say(words: str) -> None:
+    """Write a line into the log; a full disk is no reason to die."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{words}\n".encode())
+
+
 def cap_log() -> None:
     """Begin the log anew once it is too long. All writers append, so none leaves a hole or loses its place."""
     with contextlib.suppress(OSError):
         if os.fstat(1).st_size > MAX_LOG_BYTES:
             os.ftruncate(1, 0)
-            print(f"the log was longer than {MAX_LOG_BYTES} bytes and begins anew", file=sys.stderr)
+            say(f"the log was longer than {MAX_LOG_BYTES} bytes and begins anew")
 
 
 def become_server(supervisor: int, limits: list[int], command: list[str]) -> int:
@@ -165,7 +171,7 @@ def become_server(supervisor: int, limits: list[int], command: list[str]) -> int
     try:
         os.execvp(command[0], command)  # noqa: S606 (an argv list from the operator's configuration)
     except OSError as error:
-        print(f"cannot execute {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        say(f"cannot execute {command[0]!r}: {error.strerror}")
         return 127
 
 

@@ -86,10 +86,11 @@ class ProcessRuntime:
         self._environ = dict(environ)
         self._log_dir = log_dir
         self._outlive_s = outlive_s
-        self._folder = RunFolder(default_run_dir(deployment) if run_dir is None else run_dir)
+        self._folder = RunFolder(default_run_dir(deployment) if run_dir is None else run_dir, deployment)
         self._marks = Marks(deployment)
         self._lives = Lives(self._marks, self._folder)
         self._heart: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Make the run folder and begin to show that a gateway lives; whatever is called first does it too.
@@ -151,7 +152,7 @@ class ProcessRuntime:
 
     async def destroy(self, name: str, spec: EnvironmentSpec | None, place: Place | None, grace_s: float) -> None:
         """Stop a server and all that it started; see `Runtime.destroy`. What runs on another machine is left there."""
-        if place is not None and not same_host(place.host, self.host):
+        if place is not None and place.host and not same_host(place.host, self.host):
             log.warning("environment server %s runs on %s: a gateway there has to stop it", name, place.host)
             return
         places = self._folder.places(name)
@@ -187,6 +188,7 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """Show no life any more, and free what this process holds; servers live on. Safe to repeat."""
+        await asyncio.gather(*self._endings, return_exceptions=True)
         heart, self._heart = self._heart, None
         if heart is not None:
             heart.cancel()
@@ -215,7 +217,10 @@ class ProcessRuntime:
             life = self._spawn(name, spec, places, port, log_path)
             channel, health = await self._until_healthy(life, spec, places, port, log_path)
         except BaseException:
-            await asyncio.shield(self.destroy(name, spec, None, 0.0))
+            ending = asyncio.create_task(self.destroy(name, spec, None, 0.0))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            await asyncio.shield(ending)
             raise
         return self._hand_out(life, channel, health)
 

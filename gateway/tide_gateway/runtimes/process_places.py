@@ -24,6 +24,8 @@ NUM_LOGS = 1000
 _HARMLESS = re.compile(
     r"PATH|HOME|LANG|LC_.*|TZ|TMPDIR|USER|LOGNAME|SHELL|TERM|VIRTUAL_ENV|PYTHON.*|LD_LIBRARY_PATH|OMP_.*|MKL_.*"
     r"|SSL_CERT_.*"
+    # By this whoever runs the gateway finds all that it started.
+    r"|TIDE_PROCESS_COOKIE"
 )
 _TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno 98\b", re.IGNORECASE)
 
@@ -37,10 +39,12 @@ class RunFolder:
 
     Args:
         path: it is made where it is missing.
+        deployment: names of instances are unique in it only.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, deployment: str) -> None:
         self.path = path
+        self._deployment = deployment
         self.alive = path / "alive"
 
     def make(self) -> None:
@@ -78,7 +82,7 @@ class RunFolder:
 
     def places(self, name: str) -> Places:
         """The paths of an instance."""
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{self._deployment}/{name}".encode()).hexdigest()[:16]
         return Places(*(self.path / f"{digest}.{kind}" for kind in ("sock", "json", "run")))
 
     def claim(self, name: str) -> Places:

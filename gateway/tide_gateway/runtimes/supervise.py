@@ -169,7 +169,8 @@ class Lives:
             server.exited.set()
         if life.wanted or not life.servers:
             return
-        log.warning("environment server %s (pid %d) exited with code %s", life.name, life.pid, code)
+        words = "ended" if code is None else f"exited with code {code}"
+        log.warning("environment server %s (pid %d) %s", life.name, life.pid, words)
         if self._folder.places(life.name).run.exists():
             # It was killed itself, and could kill nothing.
             sweep = asyncio.ensure_future(self._marks.kill(life.name))

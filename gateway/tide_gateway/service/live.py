@@ -247,7 +247,7 @@ class Registry:
         self._background.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if isinstance(error, TideError):  # a write that failed, which is logged, or a gateway that stops
+        if isinstance(error, (TideError, StorageFailed)):  # a write that failed, or a gateway that stops
             log.debug("background work %s failed: %s", task.get_name(), error)
         else:
             log.error("background work %s failed", task.get_name(), exc_info=error)

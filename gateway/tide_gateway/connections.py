@@ -1,0 +1,260 @@
+"""Bounds what a connection may cost before any of our code sees a request: header size and time, pace of a body.
+
+    connection -> fewer than max_connections? -> header (bytes, fields, seconds) -> ASGI <- body (its pace)
+
+uvicorn's own protocol waits for ever for a header of any size. A refused connection is answered and closed. A request
+that comes in one piece, as nearly all do, arms no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tide_sdk import codec
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one connection, and all together, may take.
+
+    Attributes:
+        max_connections: open at once; one more is answered 503.
+        max_header_bytes: of a request's header, its trailer included; more is 431.
+        max_header_fields: their number; more is 431.
+        max_url_bytes: path and query; more is 414.
+        first_byte_s: seconds that a new connection may be silent.
+        header_s: seconds from a header's first byte to its last; then 408.
+        body_pause_s: longest silence within a body; then 408.
+        body_s: seconds for a whole body; then 408.
+        rest_s: seconds for the rest of a body whose request is already answered.
+    """
+
+    max_connections: int = 10_000
+    max_header_bytes: int = 32 * 1024
+    max_header_fields: int = 100
+    max_url_bytes: int = 8 * 1024
+    first_byte_s: float = 75.0
+    header_s: float = 10.0
+    body_pause_s: float = 30.0
+    body_s: float = 120.0
+    rest_s: float = 5.0
+
+
+class _Refused(Exception):
+    """Raised inside the parser's callbacks, which ends the parsing."""
+
+
+class _Phase(Enum):
+    SILENT = "no byte of the next request yet, and no answer under way"
+    HEADER = "between a header's first byte and its last"
+    BODY = "between a header's end and the body's"
+    REST = "as BODY, but the request is already answered"
+    WHOLE = "the request is whole; the answer is under way, or uvicorn's keep-alive timer runs"
+
+
+def guarded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol with these limits, for `uvicorn.Config(http=...)`."""
+
+    class Guarded(GuardedProtocol):
+        limits_of_connection = limits
+
+    return Guarded
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, bounded; see `ConnectionLimits`."""
+
+    limits_of_connection = ConnectionLimits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phase = _Phase.SILENT
+        self._since_s = self._heard_s = self.loop.time()  # when the phase began, when the last piece came
+        self._refusal: tuple[int, str, str] | None = None
+        self._num_bytes = self._num_fields = 0  # of the present header
+        self._num_pending_bytes = 0  # fed since the parser last reported something
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or refuse it if there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits_of_connection.max_connections:
+            self._refuse(503, "unavailable", "too many connections are open; call again later")
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the timer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; what is then unfinished has a deadline."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._heard_s = self.loop.time()
+        self._num_pending_bytes += len(data)
+        before = self._phase
+        super().data_received(data)
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        if self._num_pending_bytes > self.limits_of_connection.max_header_bytes:
+            self._refuse(*self._too_large())
+        elif self._phase is before and before in (_Phase.SILENT, _Phase.WHOLE) and not self._is_answering():
+            # Empty lines before a request line: the parser swallows them, and uvicorn's timer is off.
+            self._enter(_Phase.HEADER)
+        elif self._phase is _Phase.WHOLE and not self._is_answering():
+            # It was answered before it was whole; uvicorn's keep-alive timer went off with this piece.
+            self._enter(_Phase.SILENT)
+        if self._phase is not _Phase.WHOLE:
+            self._arm()
+
+    # what the parser calls
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._num_bytes = self._num_fields = self._num_pending_bytes = 0
+        if self._phase is not _Phase.HEADER:
+            self._enter(_Phase.HEADER)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the URL."""
+        self._num_pending_bytes = 0
+        super().on_url(url)
+        if len(self.url) > self.limits_of_connection.max_url_bytes:
+            words = f"the URL may have at most {self.limits_of_connection.max_url_bytes} bytes"
+            self._stop_parsing(414, "too_large", words)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the header or of the trailer."""
+        limits = self.limits_of_connection
+        self._num_pending_bytes = 0
+        self._num_fields += 1
+        self._num_bytes += len(name) + len(value) + 4
+        if self._num_bytes > limits.max_header_bytes or self._num_fields > limits.max_header_fields:
+            self._stop_parsing(*self._too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The header is whole."""
+        self._num_pending_bytes = 0
+        super().on_headers_complete()
+        self._enter(_Phase.BODY)
+        if self.parser is not None and self.parser.should_upgrade():
+            # There is no other protocol here: answer it as it stands, and read no further.
+            self.cycle.keep_alive = False
+
+    def on_chunk_header(self) -> None:
+        """A chunk of the body begins."""
+        self._num_pending_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._num_pending_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._num_pending_bytes = 0
+        self._enter(_Phase.WHOLE)
+        super().on_message_complete()
+
+    # what uvicorn calls
+
+    def on_response_complete(self) -> None:
+        """An answer is out. The rest of a body that nobody waits for may come, but not for long."""
+        super().on_response_complete()
+        if self._phase is _Phase.BODY and not self._is_answering() and not self.transport.is_closing():
+            self._enter(_Phase.REST)
+            self._arm()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what could not be parsed, with the reason why we stopped the parser if it was us."""
+        self._refuse(*(self._refusal or (400, "invalid", "this is not an HTTP/1.1 request")))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: each caller could fill the log with it."""
+
+    # inside
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._since_s = self.loop.time()
+
+    def _due_s(self) -> float:
+        limits = self.limits_of_connection
+        if self._phase is _Phase.BODY:
+            return min(self._since_s + limits.body_s, self._heard_s + limits.body_pause_s)
+        span_s = {_Phase.SILENT: limits.first_byte_s, _Phase.HEADER: limits.header_s, _Phase.REST: limits.rest_s}
+        return self._since_s + span_s[self._phase]
+
+    def _arm(self) -> None:
+        """See to it that the deadline is looked at in time; a timer that goes off earlier looks again."""
+        due_s = self._due_s()
+        if self._timer is None or self._timer_s > due_s:
+            self._stop_timer()
+            self._timer_s = due_s
+            self._timer = self.loop.call_at(due_s, self._look)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._phase is _Phase.WHOLE or self._refusal is not None or self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            # It is us who do not read: the caller is not late.
+            self._since_s = self._heard_s = self.loop.time()
+        if self.loop.time() < self._due_s():
+            self._arm()
+        elif self._phase in (_Phase.SILENT, _Phase.REST):
+            self.transport.close()
+        else:
+            what = "header" if self._phase is _Phase.HEADER else "body"
+            self._refuse(408, "invalid", f"the request's {what} did not arrive in time")
+
+    def _too_large(self) -> tuple[int, str, str]:
+        limits = self.limits_of_connection
+        words = f"the header may have at most {limits.max_header_bytes} bytes in {limits.max_header_fields} fields"
+        return 431, "too_large", words
+
+    def _stop_parsing(self, status: int, code: str, words: str) -> None:
+        self._refusal = (status, code, words)
+        raise _Refused
+
+    def _refuse(self, status: int, code: str, words: str) -> None:
+        """Answer with a problem if nothing else is being answered, and close."""
+        self._refusal = (status, code, words)
+        waiting = self._phase is _Phase.BODY and not self.pipeline and not self.cycle.response_started
+        if waiting or not self._is_answering():
+            title = STATUS_LINE[status].split(b" ", 2)[2].strip().decode()
+            problem = {"type": f"urn:tide:problem:{code}", "title": title, "status": status, "code": code}
+            body = codec.dumps(problem | {"detail": words})
+            head = b"content-type: application/problem+json\r\ntide-contract: 1\r\nconnection: close\r\n"
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + length + body)
+            if status != 503 and self.transport.can_write_eof():
+                # With a close, what the caller still sends would be answered by a reset, which eats the answer.
+                self.transport.write_eof()
+                self._stop_timer()
+                self._timer = self.loop.call_later(self.limits_of_connection.rest_s, self.transport.close)
+                if waiting:
+                    self.cycle.disconnected = True
+                    self.cycle.message_event.set()
+                return
+        self.transport.close()

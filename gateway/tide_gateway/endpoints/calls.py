@@ -1,0 +1,80 @@
+"""What all endpoints need of a call: who makes it, and its body as a checked model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tide_gateway.auth import Owners
+from tide_gateway.roles import Caller
+from tide_sdk import codec
+from tide_sdk.asgi import invalid, parse_json
+from tide_sdk.errors import TideError
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def caller_of(request: Request, owners: Owners) -> Caller:
+    """Who makes the call.
+
+    Raises:
+        TideError: 401 or 503.
+    """
+    header = request.headers.get("authorization")
+    return await owners.caller(None if header is None else header.encode("latin-1"))
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body.
+
+    Raises:
+        TideError: not JSON, not an object, or not storable as JSON again.
+    """
+    data = parse_json(body)
+    try:
+        if body.count(b"[") + body.count(b"{") > codec.MAX_DEPTH:
+            # Deep bodies can be read, but not written again: refuse them here, not after an action.
+            codec.dumps(data)
+    except codec.CodecError as error:
+        raise TideError("invalid", f"body: {error}", field="body") from error
+    if not isinstance(data, dict):
+        raise TideError("invalid", "body: must be a JSON object", field="body")
+    return data
+
+
+def check(model: type[M], body: bytes) -> M:
+    """The checked body; strict, so that "1" and true are no numbers.
+
+    Raises:
+        TideError: naming the first field that is wrong.
+    """
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+def check_size(field: str, data: Any, max_bytes: int, max_depth: int) -> None:
+    """Refuse a field that is too large or nested too deeply.
+
+    Raises:
+        TideError: 413 or 422, with the field's name.
+    """
+    if len(codec.dumps(data)) > max_bytes:
+        words = f"{field}: it may have at most {max_bytes} bytes as JSON"
+        raise TideError("too_large", words, field=field, max_bytes=max_bytes)
+    level = [data]
+    for _ in range(max_depth + 1):
+        level = [part for whole in level for part in _parts(whole)]
+        if not level:
+            return
+    raise TideError("invalid", f"{field}: it may be nested at most {max_depth} deep", field=field)
+
+
+def _parts(data: Any) -> list[Any]:
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return [value for value in values if isinstance(value, (dict, list))]
