@@ -21,7 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs keys or tokens")
     serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
     serve.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
-    serve.add_argument("--data", type=Path, help="folder of logs and blobs, one for all replicas; default: beside the file")
+    serve.add_argument("--data", type=Path, help="folder of logs and blobs; default: beside a SQLite file")
     serve.add_argument(
         "--outlive-s", type=float, default=120.0, help="seconds that server processes outlive a killed gateway"
     )

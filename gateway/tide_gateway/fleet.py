@@ -36,6 +36,7 @@ _POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
+
 class Vanished(Exception):
     """An instance that a task was placed on cannot host it; the task may be placed on another."""
 

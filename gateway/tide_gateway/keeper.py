@@ -184,13 +184,14 @@ class Keeper:
 
     async def _end(self) -> None:
         fleet = self._fleet
-        code = "environment_failed" if self._row.state is InstanceState.LAUNCHING and self.failure else "environment_lost"
+        never_ready = self._row.state is InstanceState.LAUNCHING and self.failure
+        code = "environment_failed" if never_ready else "environment_lost"
         if self._row.state is not InstanceState.GONE:
             await self._write(state=InstanceState.GONE, detail=self._why)
         self.settled.set()
         await fleet.drop(self.name)
         place = Place.loads(self._row.place) if self._row.place else None
-        losing = asyncio.create_task(fleet.on_lost(self.name, code, self._why) if self._tasks_end else asyncio.sleep(0))
+        losing = asyncio.ensure_future(fleet.on_lost(self.name, code, self._why) if self._tasks_end else _nothing())
         try:
             async with asyncio.timeout(DESTROY_LIMIT_S):
                 await fleet.runtime.destroy(self.name, fleet.spec, place, DESTROY_GRACE_S)
@@ -221,3 +222,7 @@ class Keeper:
     def _hear(self, server: Server) -> None:
         self._fleet.servers.setdefault(self.name, server)
         self._fleet.heard_s[self.name] = asyncio.get_running_loop().time()
+
+
+async def _nothing() -> None:
+    """Tasks that are placed again do not end."""

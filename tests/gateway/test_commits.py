@@ -11,18 +11,15 @@ from sqlalchemy import text
 from tide_gateway import lifecycle
 from tide_gateway.blobs import BlobStore
 from tide_gateway.committer import Committer
-from tide_gateway.database import Database, sqlite_url
+from tide_gateway.database import open_database
 from tide_gateway.repository import Conflict, Repository
 from tide_gateway.rows import Change, Event, Intent
 from tide_gateway.specs import DEFAULT_LIMITS
 
 
 @pytest.fixture
-async def repository(tmp_path, empty_database):
-    import shutil
-
-    shutil.copy(empty_database, tmp_path / "gateway.db")
-    database = Database(sqlite_url(f"sqlite:///{tmp_path / 'gateway.db'}"))
+async def repository(tmp_path, database_url):
+    database = open_database(database_url)
     yield Repository(database, BlobStore(tmp_path / "blobs"))
     await database.close()
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tide_gateway.repository import group
 from tide_gateway.blobs import MAX_INLINE_BYTES, BlobStore
 from tide_gateway.database import Database, StorageFailed
+from tide_gateway.repository import group
 from tide_sdk.errors import TideError
 
 

@@ -221,7 +221,9 @@ def dies_after(bench, num_commits: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", kind_params())
 def test_any_order_of_calls(fresh_databases, benches_class, kind):
-    machine = type("GatewayMachine", (Machine,), {"benches_class": benches_class, "databases": fresh_databases, "kind": kind})
+    machine = type(
+        "GatewayMachine", (Machine,), {"benches_class": benches_class, "databases": fresh_databases, "kind": kind}
+    )
     options = settings(
         max_examples=3,
         stateful_step_count=25,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -55,10 +54,8 @@ class CountedStore(KeyStore):
 
 
 @pytest.fixture
-async def store(tmp_path, empty_database) -> AsyncIterator[CountedStore]:
-    path = tmp_path / "gateway.db"
-    shutil.copy(empty_database, path)
-    database = Database(sqlite_url(f"sqlite:///{path}"))
+async def store(database_url) -> AsyncIterator[CountedStore]:
+    database = open_database(database_url)
     yield CountedStore(database, Clock())
     await database.close()
 

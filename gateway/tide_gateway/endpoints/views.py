@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
-from tide_gateway.auth import Owners, stored
+from tide_gateway.auth import Owners
 from tide_gateway.endpoints.calls import caller_of
 from tide_gateway.endpoints.logs import MAX_TAIL_BYTES, read_tail
 from tide_gateway.fleet import Fleet
@@ -168,9 +168,7 @@ def _add_environments(router: APIRouter, service: TaskService, owners: Owners, l
         return HeartbeatResponse(owner_tasks=num_tasks, timeout_s=beat.timeout_s)
 
 
-def _environment(
-    fleet: Fleet, taken: int, servers: list[tuple[Instance, Place | None, int]] | None
-) -> EnvironmentView:
+def _environment(fleet: Fleet, taken: int, servers: list[tuple[Instance, Place | None, int]] | None) -> EnvironmentView:
     return EnvironmentView(
         name=fleet.spec.name,
         runtime=fleet.spec.runtime,

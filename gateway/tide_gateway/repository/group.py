@@ -12,7 +12,8 @@ from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
 from tide_gateway.rows import Change, all_columns, mutable_columns
 
 _MUTABLE = (
-    "state", "turn", "epoch", "version", "worker", "wall_since_s", "due_s", "since_s", "start_consumed_s", "idle_consumed_s",
+    "state", "turn", "epoch", "version", "worker", "wall_since_s",
+    "due_s", "since_s", "start_consumed_s", "idle_consumed_s",
     "turn_consumed_s", "active_consumed_s", "end_consumed_s", "instance", "peer_task", "released", "reward",
     "outcome", "metrics", "detail",
 )  # fmt: skip

@@ -69,14 +69,20 @@ def may_add(spec: EnvironmentSpec, instances: list[Instance]) -> bool:
     return sum(row.state is not InstanceState.CONDEMNED for row in instances) < spec.servers
 
 
-def best(spec: EnvironmentSpec, instances: list[Instance], loads: Counter[str], avoid: frozenset[str]) -> Instance | None:
+def best(
+    spec: EnvironmentSpec, instances: list[Instance], loads: Counter[str], avoid: frozenset[str]
+) -> Instance | None:
     """The instance that the next task goes to: the emptiest with room, a ready one before one that is launching."""
     with_room = [
         row
         for row in instances
         if row.state in LIVING and loads[row.name] < row.capacity and not row.retired(spec) and row.name not in avoid
     ]
-    return min(with_room, key=lambda row: (loads[row.name], row.state is not InstanceState.READY, row.slot), default=None)
+
+    def order(row: Instance) -> tuple[int, bool, int]:
+        return loads[row.name], row.state is not InstanceState.READY, row.slot
+
+    return min(with_room, key=order, default=None)
 
 
 class InstanceRows:
@@ -208,7 +214,7 @@ def _loads(connection: Connection, environment: str | None = None) -> Counter[st
     statement = select(TaskRow.instance, func.count()).where(TaskRow.released == 0, TaskRow.instance != "")
     if environment is not None:
         statement = statement.where(TaskRow.environment == environment)
-    return Counter({name: count for name, count in connection.execute(statement.group_by(TaskRow.instance))})
+    return Counter({row[0]: row[1] for row in connection.execute(statement.group_by(TaskRow.instance))})
 
 
 def _free_slot(rows: list[Instance]) -> int:

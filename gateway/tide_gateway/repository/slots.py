@@ -146,7 +146,7 @@ def _holding(connection: Connection, environment: str | None = None) -> dict[str
 def _max_tasks(connection: Connection) -> dict[str, int]:
     """The owners that have a limit over all environments."""
     statement = select(OwnerRow.owner, OwnerRow.max_tasks).where(OwnerRow.max_tasks > 0)
-    return {owner: limit for owner, limit in connection.execute(statement)}
+    return {row[0]: row[1] for row in connection.execute(statement)}
 
 
 def _snapshot(
@@ -160,7 +160,7 @@ def _snapshot(
     over_all: dict[str, int] = {}
     if max_tasks:
         held = select(TaskRow.owner, func.count()).where(TaskRow.released == 0, TaskRow.owner.in_(list(max_tasks)))
-        over_all = {owner: count for owner, count in connection.execute(held.group_by(TaskRow.owner))}
+        over_all = {row[0]: row[1] for row in connection.execute(held.group_by(TaskRow.owner))}
     return Snapshot(
         holding=Holding(_holding(connection, environment).get(environment, {})),
         tickets=[Ticket(*row) for row in queue],

@@ -109,7 +109,7 @@ class Endings:
         if outcome is None or not lifecycle.is_open(task):
             return
         error, clock = None, outcome.clock
-        if clock in (ClockName.TURN, ClockName.ACTIVE) and lifecycle.is_busy(task):
+        if clock is not None and clock in (ClockName.TURN, ClockName.ACTIVE) and lifecycle.is_busy(task):
             words = f"the environment acted until the task's {clock.value} clock ran out"
             error = TideError("turn_expired", words, clock=clock.value, turn=task.turn)
         limit_s = task.clocks[clock].limit_s if clock else getattr(task, outcome.reason or "max_wall_s")

@@ -102,9 +102,7 @@ class Pauses:
             if freezes and not paused:
                 await self._endings.freeze(task, server, frozen=False)
             # Row versions only grow, so that a late message can never undo a newer one.
-            await upstream.pause(
-                server, task.peer_task, paused=paused, epoch=task.version, timeout_s=TELL_TIMEOUT_S
-            )
+            await upstream.pause(server, task.peer_task, paused=paused, epoch=task.version, timeout_s=TELL_TIMEOUT_S)
             if freezes and paused and live.told == _wanted(live):
                 await self._endings.freeze(task, server, frozen=True)
 

@@ -78,9 +78,7 @@ class TaskService:
         self._turns = Turns(self._registry, self._endings, self._pauses)
         self._starts = Starts(self._registry, self.fleets, self._endings)
         self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
-        self._sweeper = Sweeper(
-            self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s
-        )
+        self._sweeper = Sweeper(self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s)
         self._clock_sweeps = clock_sweeps
         self._loops: list[asyncio.Task[None]] = []
         self._stopped = False
