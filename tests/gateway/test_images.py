@@ -216,9 +216,9 @@ def test_the_gateway_serves_on_postgresql_as_compose_runs_it(build, docker, cont
     assert docker("inspect", "--format={{.State.ExitCode}}", name) == "0"
 
 
-def test_a_gateway_without_tokens_refuses_to_serve_other_machines(build, docker):
+def test_a_gateway_that_nobody_has_a_key_of_refuses_to_serve_other_machines(build, docker):
     config = f"--volume={ROOT / 'examples' / 'environments.toml'}:/etc/tide/environments.toml:ro"
-    with pytest.raises(AssertionError, match="without tokens only a loopback address is served"):
+    with pytest.raises(AssertionError, match="only a loopback address is served"):
         docker("run", "--rm", *STRICT, config, build("gateway"))
 
 
