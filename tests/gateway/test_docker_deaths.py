@@ -165,10 +165,11 @@ async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path)
     try:
         spec = docker_spec(engine)
         async with docker_runtimes(tmp_path, spec) as make:
-            server = await make().launch("one", 0, spec, LAUNCH_S)
-            engine.kill()
-            engine.start()
+            runtime = make()
+            server = await runtime.launch("one", 0, spec, LAUNCH_S)
+            engine.restart()
             await exits(server)
+            assert await runtime.survey() == {"one"}
     finally:
         engine.stop()
 
