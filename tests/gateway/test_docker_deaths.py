@@ -159,7 +159,7 @@ async def test_containers_outlive_a_killed_engine_and_their_later_deaths_are_not
         await exits(attached)
 
 
-async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path):
+async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path, eventually):
     # Without --live-restore an engine that starts again finds its containers ended.
     engine = engine_with_images()
     try:
@@ -169,7 +169,11 @@ async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path)
             server = await runtime.launch("one", 0, spec, LAUNCH_S)
             engine.restart()
             await exits(server)
-            assert await runtime.survey() == {"one"}
+
+            async def is_found() -> bool:
+                return await runtime.survey() == {"one"}
+
+            await eventually(is_found, "the engine is back with what is left of the container")
     finally:
         engine.stop()
 
