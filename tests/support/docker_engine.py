@@ -215,7 +215,8 @@ def inside(engine: DockerEngine, container_id: str, code: str) -> str:
 
 def _base_archive() -> Path:
     script = ROOT / "scripts" / "make_base_image.py"
-    digest = hashlib.sha256(script.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    python = Path("/usr/bin/python3").resolve().stat()
+    digest = hashlib.sha256(script.read_bytes() + f"{python.st_mtime_ns} {python.st_size}".encode()).hexdigest()[:12]
     archive = Path(tempfile.gettempdir()) / f"tide-test-base-{os.getuid()}-{digest}.tar"
     if not archive.exists():
         part = archive.with_suffix(f".{os.getpid()}")
