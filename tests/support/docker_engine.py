@@ -119,6 +119,10 @@ class DockerEngine:
                     if network["Name"].startswith("tide-"):
                         client.remove_network(network["Id"])
             self.terminate()
+        # Engines leave mounts of network namespaces behind.
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for mount in reversed([mount for mount in mounts if Path(mount).is_relative_to(self.folder)]):
+            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True, timeout=STOP_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _answers(self) -> bool:
