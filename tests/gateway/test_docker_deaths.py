@@ -159,16 +159,21 @@ async def test_containers_outlive_a_killed_engine_and_their_later_deaths_are_not
         await exits(attached)
 
 
-async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path):
+async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path, eventually):
     # Without --live-restore an engine that starts again finds its containers ended.
     engine = engine_with_images()
     try:
         spec = docker_spec(engine)
         async with docker_runtimes(tmp_path, spec) as make:
-            server = await make().launch("one", 0, spec, LAUNCH_S)
-            engine.kill()
-            engine.start()
+            runtime = make()
+            server = await runtime.launch("one", 0, spec, LAUNCH_S)
+            engine.restart()
             await exits(server)
+
+            async def is_found() -> bool:
+                return await runtime.survey() == {"one"}
+
+            await eventually(is_found, "the engine is back with what is left of the container")
     finally:
         engine.stop()
 

@@ -79,7 +79,7 @@ async def test_a_long_log_is_kept_within_bounds(runtime, tmp_path):
     ("spec", "words"),
     [
         ({"command": ("no-such-command",)}, "no-such-command"),
-        ({"docker": {"mounts": ["/no/such/folder:/data"]}}, "/no/such/folder"),
+        ({"docker": {"mounts": ["/tide-missing-folder:/data"]}}, "/tide-missing-folder"),
         ({"docker": {"image": "no-such-image:1"}}, "'no-such-image:1' is not on the engine"),
         ({"docker": {"image": OTHER_IMAGE}}, "built for linux/s390x, but the engine .* wants linux/"),
         ({"docker": {"runtime": "no-such-runtime"}}, "no-such-runtime"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 from docker_engine import docker_runtimes, docker_spec, inside, shared_engine
 
 from tide_gateway import upstream
 from tide_gateway.runtimes import LaunchFailed
+from tide_gateway.runtimes.docker import DockerRuntime
 
 pytestmark = pytest.mark.docker
 
@@ -149,3 +152,39 @@ async def test_containers_of_the_engines_network_get_a_free_port_each(runtime):
     servers = await asyncio.gather(*(runtime.launch(f"h{number}", number, spec, LAUNCH_S) for number in range(3)))
     assert len({server.place.url for server in servers}) == 3
     assert [server.health.incarnation for server in servers] == ["h0", "h1", "h2"]
+
+
+async def test_an_engine_of_another_machine_is_called_over_tcp(tmp_path, eventually):
+    path = shared_engine().url.removeprefix("unix://")
+    relays: list[bool] = []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.append(True)
+        engine_reader, engine_writer = await asyncio.open_unix_connection(path)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while chunk := await source.read(65536):
+                    target.write(chunk)
+                    await target.drain()
+            target.close()
+
+        await asyncio.gather(pump(reader, engine_writer), pump(engine_reader, writer))
+        relays.pop()
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    url = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    spec = port_spec(engines=(url,), connect="bridge", address="127.0.0.1")
+    async with docker_runtimes(tmp_path, spec) as make:
+        launched = await make().launch("far", 0, spec, LAUNCH_S)
+        assert launched.place.host == url
+        await asyncio.to_thread(shared_engine().client().kill, launched.place.handle, "SIGKILL")
+        async with asyncio.timeout(LAUNCH_S):
+            await launched.exited.wait()
+        assert relays, "the events' connection at least"
+    runtime = DockerRuntime("other", tmp_path / "logs", Path("/tmp/tide-run-never-made"), {"DOCKER_HOST": url})
+    with pytest.raises(LaunchFailed, match='connect = "uds" needs an engine of this machine, not tcp://'):
+        await runtime.launch("far", 0, docker_spec(docker={"engines": ()}), LAUNCH_S)
+    await runtime.close()
+    await eventually(lambda: not relays, "all connections to the engine are closed")
+    server.close()

@@ -119,6 +119,10 @@ class DockerEngine:
                     if network["Name"].startswith("tide-"):
                         client.remove_network(network["Id"])
             self.terminate()
+        # Engines leave mounts of network namespaces behind.
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for mount in reversed([mount for mount in mounts if Path(mount).is_relative_to(self.folder)]):
+            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True, timeout=STOP_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _answers(self) -> bool:
@@ -215,7 +219,8 @@ def inside(engine: DockerEngine, container_id: str, code: str) -> str:
 
 def _base_archive() -> Path:
     script = ROOT / "scripts" / "make_base_image.py"
-    digest = hashlib.sha256(script.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    python = Path("/usr/bin/python3").resolve().stat()
+    digest = hashlib.sha256(script.read_bytes() + f"{python.st_mtime_ns} {python.st_size}".encode()).hexdigest()[:12]
     archive = Path(tempfile.gettempdir()) / f"tide-test-base-{os.getuid()}-{digest}.tar"
     if not archive.exists():
         part = archive.with_suffix(f".{os.getpid()}")

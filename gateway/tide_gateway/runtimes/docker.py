@@ -101,6 +101,8 @@ class DockerRuntime:
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
         """Find a container that another process launched; see `Runtime.attach`. A frozen one is thawed for the
         question and frozen again."""
+        if not place.host or not place.handle:
+            raise Gone(f"instance {name} was not launched on an engine")
         engine = self._engines.get(place.host)
         try:
             async with asyncio.timeout(timeout_s):

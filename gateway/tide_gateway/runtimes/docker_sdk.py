@@ -78,6 +78,8 @@ async def in_thread(function: Callable[[], Any], limit_s: float) -> Any:
             loop.call_soon_threadsafe(finish, result, problem)
         except RuntimeError:
             log.debug("an engine's answer came after the event loop's end")
+        finally:
+            problem = None  # or the error and this frame keep each other alive
 
     threading.Thread(target=run, name="tide-docker-call", daemon=True).start()
     try:
@@ -122,10 +124,16 @@ def translated(function: Callable[[Any], Any], connect: Callable[[], Any]) -> An
     import requests
     from docker.errors import APIError, DockerException
 
+    problem: Exception
     try:
         return function(connect())
     except APIError as error:
         status = error.response.status_code if error.response is not None else 500
-        raise EngineRefused(status, str(error.explanation or error)) from error
+        problem = EngineRefused(status, str(error.explanation or error))
     except (DockerException, requests.RequestException, OSError) as error:
-        raise EngineUnreachable(str(error)[:500]) from error
+        problem = EngineUnreachable(str(error)[:500])
+    try:
+        # Not from within: the library's errors hold their connections open for as long as somebody knows them.
+        raise problem
+    finally:
+        del problem
