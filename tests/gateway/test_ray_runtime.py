@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_cluster import environ, shared_cluster
-from runtime_bench_ray import ray_spec, told_by
+from ray_cluster import environ, ray_spec, shared_cluster, told_by
 
 from tide_gateway import upstream
-from tide_gateway.runtimes import Gone, LaunchFailed, Server
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
 from tide_gateway.runtimes.ray_runtime import RayRuntime
 
 SMALL = str(Path(__file__).parents[1] / "support" / "small_http.py")
@@ -174,4 +173,22 @@ async def test_a_cluster_that_is_away_fails_the_launch_in_time(deployment, tmp_p
     runtime = RayRuntime(deployment, tmp_path / "logs", environ(), [address])
     with pytest.raises(LaunchFailed, match=f"the Ray cluster at {address} did not answer within 1 s"):
         await runtime.launch("away", 0, ray_spec(address, *SMALL_COMMAND), 1.0)
+    await runtime.close()
+
+
+async def test_a_driver_that_does_not_start_is_told_and_not_started_again_at_once(deployment, tmp_path):
+    broken = environ() | {"PYTHONHOME": str(tmp_path)}
+    runtime = RayRuntime(deployment, tmp_path / "logs", broken, ["a.test:1"])
+    spec = ray_spec("a.test:1", *SMALL_COMMAND)
+    with pytest.raises(LaunchFailed, match=r"the Ray cluster at a\.test:1 cannot be joined: its driver ended \(log: "):
+        await runtime.launch("one", 0, spec, LAUNCH_S)
+    log = tmp_path / "logs" / "ray-driver-0.log"
+    num_bytes = log.stat().st_size
+    assert num_bytes > 0
+    with pytest.raises(LaunchFailed, match="cannot be joined"):
+        await runtime.launch("two", 0, spec, LAUNCH_S)
+    assert log.stat().st_size == num_bytes
+    assert await runtime.survey() == set()
+    with pytest.raises(Gone, match="cannot be joined"):
+        await runtime.attach("one", spec, Place("http://a.test:2", handle='{"address":"a.test:1"}'), 0.5)
     await runtime.close()
