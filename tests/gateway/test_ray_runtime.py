@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -60,6 +61,16 @@ def proc(pid: int, file: str) -> list[str]:
     return Path(f"/proc/{pid}/{file}").read_text().split("\0")
 
 
+def marked(name: str) -> list[int]:
+    """The living processes that carry an instance's name."""
+    found, mark = [], f"TIDE_INSTANCE={name}".encode()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
 def lives(pid: int) -> bool:
     """The process runs; one that is dead and that nobody reaped does not."""
     try:
@@ -103,11 +114,14 @@ async def test_a_lost_node_ends_its_servers_and_no_others(runtime, cluster):
 
 @needs_ray
 async def test_an_actor_that_hangs_is_destroyed_with_its_server(runtime, cluster, eventually):
-    [server] = await launch(runtime, cluster.address, "hangs")
+    name = f"hangs-{secrets.token_hex(4)}"
+    server = await runtime.launch(name, 0, ray_spec(cluster.address, *SMALL_COMMAND, "child"), LAUNCH_S)
     actor, pid = told_by(server)["actor"][0], told_by(server)["pid"]
+    await eventually(lambda: len(marked(name)) == 2, "the server has a child in a session of its own")
+    assert pid in marked(name)
     os.kill(actor, signal.SIGSTOP)
-    await runtime.destroy("hangs", None, server.place, 0.1)
-    await eventually(lambda: (lives(actor), lives(pid)) == (False, False), "both are dead")
+    await runtime.destroy(name, None, server.place, 0.1)
+    await eventually(lambda: not lives(actor) and not marked(name), "all are dead")
     assert await runtime.survey() == set()
 
 
