@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -12,11 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_cluster import environ, shared_cluster
-from runtime_bench_ray import ray_spec, told_by
+from ray_cluster import environ, ray_spec, shared_cluster, told_by
 
 from tide_gateway import upstream
-from tide_gateway.runtimes import Gone, LaunchFailed, Server
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
 from tide_gateway.runtimes.ray_runtime import RayRuntime
 
 SMALL = str(Path(__file__).parents[1] / "support" / "small_http.py")
@@ -59,6 +59,16 @@ async def exits(*servers: Server) -> None:
 
 def proc(pid: int, file: str) -> list[str]:
     return Path(f"/proc/{pid}/{file}").read_text().split("\0")
+
+
+def marked(name: str) -> list[int]:
+    """The living processes that carry an instance's name."""
+    found, mark = [], f"TIDE_INSTANCE={name}".encode()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def lives(pid: int) -> bool:
@@ -104,11 +114,14 @@ async def test_a_lost_node_ends_its_servers_and_no_others(runtime, cluster):
 
 @needs_ray
 async def test_an_actor_that_hangs_is_destroyed_with_its_server(runtime, cluster, eventually):
-    [server] = await launch(runtime, cluster.address, "hangs")
+    name = f"hangs-{secrets.token_hex(4)}"
+    server = await runtime.launch(name, 0, ray_spec(cluster.address, *SMALL_COMMAND, "child"), LAUNCH_S)
     actor, pid = told_by(server)["actor"][0], told_by(server)["pid"]
+    await eventually(lambda: len(marked(name)) == 2, "the server has a child in a session of its own")
+    assert pid in marked(name)
     os.kill(actor, signal.SIGSTOP)
-    await runtime.destroy("hangs", None, server.place, 0.1)
-    await eventually(lambda: (lives(actor), lives(pid)) == (False, False), "both are dead")
+    await runtime.destroy(name, None, server.place, 0.1)
+    await eventually(lambda: not lives(actor) and not marked(name), "all are dead")
     assert await runtime.survey() == set()
 
 
@@ -174,4 +187,22 @@ async def test_a_cluster_that_is_away_fails_the_launch_in_time(deployment, tmp_p
     runtime = RayRuntime(deployment, tmp_path / "logs", environ(), [address])
     with pytest.raises(LaunchFailed, match=f"the Ray cluster at {address} did not answer within 1 s"):
         await runtime.launch("away", 0, ray_spec(address, *SMALL_COMMAND), 1.0)
+    await runtime.close()
+
+
+async def test_a_driver_that_does_not_start_is_told_and_not_started_again_at_once(deployment, tmp_path):
+    broken = environ() | {"PYTHONHOME": str(tmp_path)}
+    runtime = RayRuntime(deployment, tmp_path / "logs", broken, ["a.test:1"])
+    spec = ray_spec("a.test:1", *SMALL_COMMAND)
+    with pytest.raises(LaunchFailed, match=r"the Ray cluster at a\.test:1 cannot be joined: its driver ended \(log: "):
+        await runtime.launch("one", 0, spec, LAUNCH_S)
+    log = tmp_path / "logs" / "ray-driver-0.log"
+    num_bytes = log.stat().st_size
+    assert num_bytes > 0
+    with pytest.raises(LaunchFailed, match="cannot be joined"):
+        await runtime.launch("two", 0, spec, LAUNCH_S)
+    assert log.stat().st_size == num_bytes
+    assert await runtime.survey() == set()
+    with pytest.raises(Gone, match="cannot be joined"):
+        await runtime.attach("one", spec, Place("http://a.test:2", handle='{"address":"a.test:1"}'), 0.5)
     await runtime.close()

@@ -14,7 +14,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from tide_gateway.runtimes import Server
+    from tide_gateway.specs import EnvironmentSpec
+
+SERVER = str(Path(__file__).with_name("scripted_tcp.py"))
+COMMAND = (sys.executable, SERVER, "{host}", "{port}", "{capacity}")
 NUM_NODES = 2
 CPUS = 4
 STORE_BYTES = 80 * 1024 * 1024
@@ -85,6 +93,19 @@ def shared_cluster() -> RayCluster:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(ray_cluster())
+
+
+def ray_spec(address: str, *command: str, options: dict[str, Any] | None = None, **values: Any) -> EnvironmentSpec:
+    from tide_gateway.specs import EnvironmentSpec
+
+    ray = {"address": address} | (options or {})
+    values = {"name": "scripted", "runtime": "ray", "command": command or COMMAND, "capacity": 8, "ray": ray} | values
+    return EnvironmentSpec.model_validate(values)
+
+
+def told_by(server: Server) -> dict[str, Any]:
+    """What the place's handle says: address, node, pid (a process of this machine, as all nodes are), actor."""
+    return json.loads(server.place.handle)
 
 
 def main() -> None:

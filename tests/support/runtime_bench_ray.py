@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -11,28 +10,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from ray_cluster import CPUS, environ, shared_cluster
+from ray_cluster import COMMAND, CPUS, environ, ray_spec, shared_cluster, told_by
 from runtime_bench import RuntimeBench
 
 from tide_gateway.runtimes import Server
 from tide_gateway.runtimes.ray_runtime import RayRuntime
 from tide_gateway.specs import EnvironmentSpec
-
-SERVER = str(Path(__file__).with_name("scripted_tcp.py"))
-COMMAND = (sys.executable, SERVER, "{host}", "{port}", "{capacity}")
-
-
-def ray_spec(address: str, *command: str, options: dict[str, Any] | None = None, **values: Any) -> EnvironmentSpec:
-    ray = {"address": address} | (options or {})
-    values = {"name": "scripted", "runtime": "ray", "command": command or COMMAND, "capacity": 8, "ray": ray} | values
-    return EnvironmentSpec.model_validate(values)
-
-
-def told_by(server: Server) -> dict[str, Any]:
-    """What the place's handle says: address, node, pid (a process of this machine, as all nodes are), actor."""
-    return json.loads(server.place.handle)
 
 
 @asynccontextmanager

@@ -1,11 +1,15 @@
-"""Answers `GET /health` as the contract says: `python small_http.py HOST WHERE`, where WHERE is a port or a file to
-announce the URL in. Standard library only, so that it starts fast."""
+"""Answers `GET /health` as the contract says: `python small_http.py HOST WHERE [CAPACITY [child]]`.
+
+WHERE is a port, or a file to announce the URL in; with `child` it also starts a process in a session of its own.
+Standard library only, so that it starts fast.
+"""
 
 from __future__ import annotations
 
 import http.server
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +29,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     host, where = sys.argv[1:3]
+    if sys.argv[4:] == ["child"]:
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
     server = http.server.ThreadingHTTPServer((host, int(where) if where.isdigit() else 0), Handler)
     if not where.isdigit():
         part = Path(where + ".part")

@@ -188,7 +188,7 @@ class RayLink:
             self._failures += 1
             self._not_before_s = loop.time() + min(_MAX_BACKOFF_S, 0.5 * 2**self._failures)
             if isinstance(error, TimeoutError | OSError | codec.CodecError):
-                error = ClusterAway(f"{self._where()} cannot be joined: {error or f'no answer in {INIT_S:g} s'}")
+                error = ClusterAway(f"{self._where()} cannot be joined: {str(error) or f'no answer in {INIT_S:g} s'}")
             if isinstance(error, ClusterAway):
                 self._failure = f"{error} (log: {self._log_path})"
                 raise ClusterAway(self._failure) from None

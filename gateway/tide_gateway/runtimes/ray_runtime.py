@@ -22,6 +22,7 @@ from tide_sdk.http import LeanClient
 
 _MAX_IN_FLIGHT = 4096
 _CALL_S = 30.0
+_AGAIN_S = 1.0
 _CLEAN_S = 20.0
 _SURVEY_S = 30.0
 
@@ -82,7 +83,7 @@ class RayRuntime:
         known = name in self._exits
         self._exits.setdefault(name, asyncio.Event())
         try:
-            found = await link.call("attach", timeout_s, name=name)
+            found = await _find(link, name, until_s)
             if found["url"] != place.url:
                 raise Gone(f"instance {name} is at {found['url']}, not at {place.url}")
             async with asyncio.timeout_at(until_s):
@@ -215,6 +216,19 @@ def _request(name: str, spec: EnvironmentSpec, options: RayOptions) -> dict[str,
         "capacity": spec.tasks_per_server,
         "resources": resources,
     }
+
+
+async def _find(link: RayLink, name: str, until_s: float) -> dict[str, Any]:
+    """Ask again while the cluster is away: a server is not gone because a question about it got lost."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await link.call("attach", until_s - loop.time(), name=name)
+        except ClusterAway:
+            left_s = until_s - loop.time()
+            if left_s <= _AGAIN_S:
+                raise
+            await asyncio.sleep(_AGAIN_S)
 
 
 def _handle(place: Place) -> dict[str, Any]:
