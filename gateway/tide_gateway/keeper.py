@@ -79,7 +79,7 @@ class Keeper:
         except asyncio.CancelledError:
             pass  # retired, or the gateway stops: see below
         except _NotMine:
-            self._destroy = False
+            self._destroy, self.failure = False, ""
         except Exception:
             log.exception("keeping instance %s failed", self.name)
             self.failure = self.failure or "an unexpected failure; see the gateway's log"
@@ -178,6 +178,7 @@ class Keeper:
                 await self._end()
         except _NotMine:
             log.warning("instance %s has another keeper now and is left to it", self.name)
+            self.failure = ""  # how its launch ended here says nothing: who waits for it asks its row
         finally:
             self.settled.set()
             fleet.kept(self)

@@ -113,10 +113,10 @@ class ServedTask:
                 raise
             raise TideError("ended", "the task was ended while it started") from None
         self._enter(TaskState.WAITING, new_turn=True)
-        self._latest = codec.dumps(FIRST | {"messages": messages})
+        self._latest = codec.compact(codec.dumps(FIRST | {"messages": messages}))
         limits = {name.value: limit_s for name, limit_s in self._limits.items()}
         answer = {"task_id": self.task_id, "turn": 0, "messages": messages, "tools": tools, "limits": limits}
-        started = codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())})
+        started = codec.compact(codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())}))
         self._num_start_bytes = len(started)
         return started
 
@@ -276,7 +276,7 @@ class ServedTask:
             assert self._outcome is not None
             clocks = clock_view(self._clocks, self._now())
             account = final_account(self._outcome, self._reward, self._end_info, self._turn)
-            self._end_answer = codec.dumps(account | {"clocks": clocks})
+            self._end_answer = codec.compact(codec.dumps(account | {"clocks": clocks}))
         return self._end_answer
 
     def _observation(self) -> bytes:

@@ -93,6 +93,9 @@ async def test_a_caller_that_goes_away_does_not_lose_its_change(repository):
 
 
 async def test_the_sweeps_query_uses_the_index(repository):
+    if repository.shared:
+        pytest.skip("PostgreSQL plans by statistics, which an empty table has none of")
+
     def plan(connection):
         statement = "EXPLAIN QUERY PLAN SELECT task_id FROM tasks WHERE due_s <= 5 ORDER BY due_s LIMIT 10"
         return " ".join(str(row) for row in connection.execute(text(statement)))

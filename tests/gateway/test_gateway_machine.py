@@ -209,11 +209,11 @@ def dies_after(bench, num_commits: int) -> None:
     """From that many commits on, the bench's database takes nothing: as if the process were dead."""
     left, honest = [num_commits], bench.database.write
 
-    async def write(fn):
+    async def write(fn, **options):
         if left[0] <= 0:
             raise StorageFailed("this process is dead")
         left[0] -= 1
-        return await honest(fn)
+        return await honest(fn, **options)
 
     bench.database.write = write
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide_gateway import lifecycle
+from tide_gateway import deadlines, lifecycle
 from tide_gateway.lifecycle import ASLEEP_S, ENDED_S, Task, TurnVerdict
 from tide_gateway.rows import all_columns, task_of
 from tide_sdk.clocks import RUNNING, ClockName, TaskState
@@ -42,10 +42,10 @@ def code_of(call, *args, **kwargs) -> str:
 
 def test_idle_runs_out_unpaused_and_stands_still_paused():
     task = waiting()
-    assert lifecycle.overdue(task, 1.999) is None
-    assert lifecycle.overdue(task, 2.0) is ClockName.IDLE
+    assert deadlines.overdue(task, 1.999) is None
+    assert deadlines.overdue(task, 2.0) == Outcome(kind="expired", clock=ClockName.IDLE)
     paused = lifecycle.pause(task, 1, 1.5)
-    assert lifecycle.overdue(paused, 1e9) is None
+    assert deadlines.overdue(paused, 1e9) is None
     resumed = lifecycle.resume(paused, 2, 1000.0)
     assert resumed.clocks[ClockName.IDLE].consumed(1000.2) == pytest.approx(1.7)
 
@@ -72,7 +72,7 @@ def test_idle_and_turn_begin_anew_with_each_turn_and_active_adds_up():
 def test_a_pause_while_acting_takes_effect_with_the_answer_and_a_resume_cancels_it():
     pausing = lifecycle.pause(lifecycle.acting(waiting(), 0.5), 1, 1.0)
     assert pausing.state is TaskState.PAUSING
-    assert lifecycle.overdue(pausing, 3.5) is ClockName.TURN
+    assert deadlines.overdue(pausing, 3.5) == Outcome(kind="expired", clock=ClockName.TURN)
     assert lifecycle.answered(pausing, 2.0, terminated=False, truncated=False).state is TaskState.PAUSED
     acting = lifecycle.resume(pausing, 2, 1.5)
     assert acting.state is TaskState.ACTING
@@ -189,7 +189,7 @@ def test_whatever_happens_clocks_follow_the_state_and_never_run_backwards(operat
         assert active.consumed(now_s) >= was.consumed_s
         if before.state is TaskState.PAUSED:
             assert was.consumed(now_s) == was.consumed_s
-        due_s = lifecycle.due_s(task)
+        due_s = deadlines.due_s(task)
         assert (due_s == ENDED_S) == (task.state is TaskState.ENDED)
         assert (due_s == ASLEEP_S) == (task.state in (TaskState.PAUSED, TaskState.DONE))
         assert task_of(all_columns(task)) == replace(task, metrics=dict(task.metrics))

@@ -102,24 +102,26 @@ class Database:
         )
         self._writes = _Side(self._backend, reads=False)
         self._reads = _Side(self._backend, reads=True)
+        # A thread and a connection that nobody else waits for.
+        self._urgent = _Side(self._backend, reads=False, num_threads=1) if self._backend.shared else self._writes
 
     @property
     def shared(self) -> bool:
         """Whether other processes may write to it too; False where this one owns the file."""
         return self._backend.shared
 
-    async def write(self, fn: Callable[[Connection], T]) -> T:
+    async def write(self, fn: Callable[[Connection], T], *, urgent: bool = False) -> T:
         """Run `fn` in one transaction, committed when it returns and rolled back when it raises.
 
         After a deadlock, or a connection that died before the commit, all is rolled back and `fn` runs again: it may
         run several times and must leave no trace but in the database. Cancellation does not stop a transaction that
-        has begun.
+        has begun. `urgent` is for heartbeats: they wait for no other call of this process.
 
         Raises:
             StorageFailed: the disk is full, the server is away, or the call took too long; nothing is stored.
             OutcomeUnknown: a StorageFailed of which all may be stored.
         """
-        return await self._writes.run(fn)
+        return await (self._urgent if urgent else self._writes).run(fn)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` on one snapshot. It may run several times.
@@ -147,6 +149,7 @@ class Database:
     def _close(self) -> None:
         self._reads.close()
         self._writes.close()
+        self._urgent.close()
 
 
 class _Call:
@@ -162,13 +165,12 @@ class _Call:
 class _Side:
     """The threads and connections of either reads or writes."""
 
-    def __init__(self, backend: Backend, *, reads: bool) -> None:
+    def __init__(self, backend: Backend, *, reads: bool, num_threads: int | None = None) -> None:
         self._backend = backend
         self._engine: Engine = backend.make_engine(reads=reads)
         name = "tide-sql-read" if reads else "tide-sql-write"
-        self._threads = ThreadPoolExecutor(
-            backend.num_readers if reads else backend.num_writers, thread_name_prefix=name
-        )
+        threads = num_threads or (backend.num_readers if reads else backend.num_writers)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._guard = threading.Lock()
         self._calls: set[_Call] = set()
         self._thread = threading.local()

@@ -7,7 +7,8 @@ A row is written before the server exists and deleted after nothing of it is lef
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -94,6 +95,7 @@ class InstanceRows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._gates: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def all(self) -> list[Instance]:
         """All rows."""
@@ -158,7 +160,9 @@ class InstanceRows:
             _update(connection, chosen, served=after.served)
             return Placement(after, created)
 
-        return await self._database.write(write)
+        # One at a time, as in `SlotRows.admit`.
+        async with self._gates[spec.name]:
+            return await self._database.write(write)
 
     async def add(self, spec: EnvironmentSpec, fresh: Callable[[int], Instance], *, max_spare: int) -> Instance | None:
         """Write the row of a new instance for the warm pool; None where there are `max_spare` already, or no room."""

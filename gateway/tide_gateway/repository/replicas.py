@@ -87,6 +87,20 @@ class ReplicaRows:
             connection.execute(newest)
             return _replicas(connection)
 
+        return await self._database.write(write, urgent=True)
+
+    async def leave(self, me: Replica, alive: Callable[[Replica], bool]) -> bool:
+        """End this replica's heartbeat; True if it was the last one that lives, which then ends everything.
+
+        One transaction: of several that leave at once, one is the last.
+        """
+
+        def write(connection: Connection) -> bool:
+            self._database.lock(connection, "deployment")
+            connection.execute(delete(ReplicaRow).where(ReplicaRow.name == me.name))
+            connection.execute(update(DeploymentRow).where(DeploymentRow.seen_s < me.seen_s).values(seen_s=me.seen_s))
+            return not any(alive(row) for row in _replicas(connection))
+
         return await self._database.write(write)
 
     async def remove(self, names: Sequence[str], seen_before_s: float | None = None) -> None:

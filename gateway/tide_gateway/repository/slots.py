@@ -5,6 +5,8 @@ The decision is `tide_gateway.admission`'s; here it gets its facts, and what it 
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +75,7 @@ class SlotRows:
     def __init__(self, database: Database, blobs: BlobStore) -> None:
         self._database = database
         self._blobs = blobs
+        self._gates: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def admit(self, change: Change, rules: Rules, releases: Releases, now_s: float) -> Refuse | None:
         """Write a new task's first row if its start may go on; otherwise its place in the queue.
@@ -109,7 +112,9 @@ class SlotRows:
             group.write_group(connection, [change], self._blobs)
             return None
 
-        return await self._database.write(write)
+        # One at a time: others would only wait for the same lock, and with it hold the threads that all share.
+        async with self._gates[task.environment]:
+            return await self._database.write(write)
 
     async def views(self, rules: Mapping[str, Rules], owner: str, now_s: float) -> dict[str, Slots]:
         """The slots of each environment of `rules`, as `owner` sees them."""

@@ -199,19 +199,19 @@ class Registry:
         except asyncio.CancelledError:
             await asyncio.wait({write})
             if write.exception() is None:
-                self._advance(live, after)
+                self.advance(live, after)
             raise
         except Conflict as error:
             stored = await self.repository.task(live.task.task_id)
             if stored is None:
                 raise TideError("not_found", "the task's row is gone") from error
-            self._advance(live, stored)
+            live.task = stored
             raise Changed from error
         except TideError:
             raise
         except Exception as error:
             raise self.unwritten(live.task.task_id, error) from error
-        self._advance(live, after)
+        self.advance(live, after)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run work that outlives the call that began it; a failure of it is logged."""
@@ -239,7 +239,8 @@ class Registry:
         return TideError("unavailable", f"the database does not take changes: {error}; call again", retry_after_s=1)
 
     @staticmethod
-    def _advance(live: Live, row: Task) -> None:
+    def advance(live: Live, row: Task) -> None:
+        """Take a row into the cache if it is newer than what is there."""
         if row.version > live.task.version:
             live.task = row
 

@@ -208,13 +208,15 @@ class Starts:
             async with live.lock:
                 if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
                     raise StaleTask(live.task.task_id)
+                before = live.task
                 try:
-                    instance = await fleet.place(live.task.task_id, live.task.version, frozenset(avoid))
+                    instance = await fleet.place(before.task_id, before.version, frozenset(avoid))
                 except StaleTask:
                     await self._read_again(live)
                     continue
                 if instance is not None:
-                    live.task = replace(live.task, instance=instance.name, version=live.task.version + 1)
+                    # From the row that was changed: the cache may have read the new one meanwhile.
+                    self._registry.advance(live, replace(before, instance=instance.name, version=before.version + 1))
             if instance is None:
                 await fleet.wait_for_room()
 

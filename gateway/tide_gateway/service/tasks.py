@@ -135,16 +135,18 @@ class TaskService:
         if self._stopped:
             return
         self._stopped = True
-        others = self._repository.shared and len(self.members.alive) > 1
+        now_s = self._time.now_s()
         try:
-            if not keep and not others:
+            last = await self._repository.replicas.leave(
+                self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+            )
+            ends = last and not keep
+            if ends:
                 lost = [task for task in await self._repository.open_tasks() if not task.released]
                 await self._close_tasks(lost, "the gateway was stopped, and the environment server with it")
-            await asyncio.gather(*(fleet.close(destroy=not (keep or others)) for fleet in self.fleets.values()))
-            if not keep and not others:
+            await asyncio.gather(*(fleet.close(destroy=ends) for fleet in self.fleets.values()))
+            if ends:
                 await self._destroy_all()
-            await self._repository.replicas.beat(self.members.now(self._time.now_s()))
-            await self._repository.replicas.remove([self.replica])
         except StorageFailed as error:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
         self._registry.lives.clear()
