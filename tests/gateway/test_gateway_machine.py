@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fresh_databases import kind_params
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -225,7 +225,9 @@ def test_any_order_of_calls(fresh_databases, benches_class, kind):
         "GatewayMachine", (Machine,), {"benches_class": benches_class, "databases": fresh_databases, "kind": kind}
     )
     options = settings(
-        max_examples=3,
+        max_examples=40,
+        phases=[Phase.generate],
+        
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -121,6 +121,8 @@ def test_kill_9_takes_the_servers_along_where_they_may_not_outlive_it(gateways):
     first.process.wait()
     until(lambda: not alive(pid))
     with gateways().client() as client:
+        refused = client.post("/observation", json={"task_id": task_id, "turn": 0, "message": GO})
+        assert (refused.status_code, refused.json()["code"]) in ((503, "environment_lost"), (410, "ended"))
         account = client.post("/end", json={"task_id": task_id}).json()
         assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_lost")
 

@@ -30,8 +30,10 @@ from tide_gateway.service.start_keys import StartKeys
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.errors import TideError
-from tide_sdk.wire import StartRequest
+from tide_sdk.wire import StartRequest, StartResponse
 
+MAX_LOST_SERVERS = 2
+"""Servers that may die under one start before it is taken for the start's own doing."""
 _POLL_S, _MAX_POLL_S = 0.03, 0.25
 
 
@@ -158,11 +160,8 @@ class Starts:
             raise
 
     async def _bring_up(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
-        task = live.task
         try:
-            server = await self._place(live, fleet)
-            limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + 1.0
-            answer, raw = await upstream.start(server, peer_start(task, server.health.environment, data), limit_s)
+            answer, raw = await self._start_somewhere(live, data, fleet)
             first = _first_observation(live, raw)
         except (LaunchFailed, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
             await self._failed(live, error)
@@ -190,14 +189,29 @@ class Starts:
             return
         self._finish(live, first)
 
-    async def _place(self, live: Live, fleet: Fleet) -> Server:
+    async def _start_somewhere(
+        self, live: Live, data: dict[str, Any], fleet: Fleet
+    ) -> tuple[StartResponse, dict[str, Any]]:
+        """The environment's answer to the start; where a server dies in it, another one is tried."""
+        avoid: set[str] = set()
+        while True:
+            server = await self._place(live, fleet, avoid)
+            limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + 1.0
+            body = peer_start(live.task, server.health.environment, data)
+            try:
+                return await upstream.start(server, body, limit_s)
+            except upstream.EnvironmentLost:
+                avoid.add(server.name)
+                if len(avoid) > MAX_LOST_SERVERS:
+                    raise
+
+    async def _place(self, live: Live, fleet: Fleet, avoid: set[str]) -> Server:
         """A healthy server with room for the task, its name committed in the task's row.
 
         Raises:
             LaunchFailed: the launch that it waited for failed.
             StaleTask: the task was ended, or is another replica's now.
         """
-        avoid: set[str] = set()
         while True:
             name = live.task.instance
             if name and name not in avoid:
