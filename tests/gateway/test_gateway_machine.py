@@ -225,7 +225,7 @@ def test_any_order_of_calls(fresh_databases, benches_class, kind):
         "GatewayMachine", (Machine,), {"benches_class": benches_class, "databases": fresh_databases, "kind": kind}
     )
     options = settings(
-        max_examples=40,
+        max_examples=40 if kind == "sqlite" else 15,
         phases=[Phase.generate],
         
         stateful_step_count=25,
