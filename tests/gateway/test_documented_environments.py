@@ -1,4 +1,4 @@
-"""The environment files that people copy are right: the examples, what is commented out in them, and the documents' own."""
+"""The environment files that people copy are right: the examples, what is commented out there, and the documents."""
 
 from __future__ import annotations
 
