@@ -173,7 +173,7 @@ def test_tokens_make_owners(gateways):
         (["--config", "/no/such.toml"], "name the file with --config"),
         (["--database", "mysql://x/y"], "not supported"),
         (["--database", "nonsense"], "not a URL"),
-        (["--database", "sqlite:////no/such/folder/x.db", "--data", "/proc/none"], "cannot be written"),
+        (["--database", "sqlite:////no/such/folder/x.db"], "cannot be written"),
     ],
 )
 def test_a_wrong_start_is_exit_code_2_and_one_line(tmp_path, arguments, words):
