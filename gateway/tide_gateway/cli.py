@@ -16,7 +16,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="tide-gateway", description="Hosts environments for agents.")
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve tasks; migrates an embedded SQLite file by itself")
+    serve = commands.add_parser("serve", help="serve tasks; migrates the database by itself")
     serve.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs keys or tokens")
     serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")

@@ -231,8 +231,9 @@ class Starts:
                 if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
                     raise StaleTask(live.task.task_id)
                 before = live.task
+                limit_s = deadlines.remaining_s(before, self._registry.time.now_s())
                 try:
-                    instance = await fleet.place(before.task_id, before.version, frozenset(avoid))
+                    instance = await fleet.place(before.task_id, before.version, frozenset(avoid), limit_s)
                 except StaleTask:
                     await self._read_again(live)
                     continue
