@@ -108,6 +108,9 @@ class Endings:
         outcome = deadlines.overdue(task, self._registry.time.now_s())
         if outcome is None or not lifecycle.is_open(task):
             return
+        if self._registry.members.lapsed(asyncio.get_running_loop().time()):
+            # What has passed since may be an outage, which no clock counts: the next heartbeat tells.
+            raise TideError("unavailable", "the gateway was cut off from its database; call again", retry_after_s=1)
         error, clock = None, outcome.clock
         if clock is not None and clock in (ClockName.TURN, ClockName.ACTIVE) and lifecycle.is_busy(task):
             words = f"the environment acted until the task's {clock.value} clock ran out"
