@@ -44,6 +44,9 @@ class Starts:
         registry: the open tasks.
         fleets: environment servers by environment.
         endings: ends what a start replaces, and starts that fail.
+
+    Attributes:
+        admitting: ids of tasks whose first row is being written, and which are about to be worked on.
     """
 
     def __init__(self, registry: Registry, fleets: Mapping[str, Fleet], endings: Endings) -> None:
@@ -52,6 +55,7 @@ class Starts:
         self._endings = endings
         self._keys = StartKeys(registry, endings)
         self._admitting: set[asyncio.Future[Any]] = set()
+        self.admitting: set[str] = set()
         self.stopping = False
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
@@ -113,10 +117,14 @@ class Starts:
             max_pause_s=fleet.spec.max_pause_s or ASLEEP_S,
             max_wall_s=fleet.spec.max_wall_s or ASLEEP_S,
         )
-        await self._admit(task, data, fleet, now_s)
-        if self._registry.closed:
-            raise unfinished()  # its row ends with the others, or is another replica's to go on with
-        return self._spawn(task, data, fleet)
+        self.admitting.add(task.task_id)
+        try:
+            await self._admit(task, data, fleet, now_s)
+            if self._registry.closed:
+                raise unfinished()  # its row ends with the others, or is another replica's to go on with
+            return self._spawn(task, data, fleet)
+        finally:
+            self.admitting.discard(task.task_id)
 
     def _spawn(self, task: Task, data: dict[str, Any], fleet: Fleet) -> Live:
         live = self._registry.adopt(task)
@@ -223,8 +231,9 @@ class Starts:
                 if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
                     raise StaleTask(live.task.task_id)
                 before = live.task
+                limit_s = deadlines.remaining_s(before, self._registry.time.now_s())
                 try:
-                    instance = await fleet.place(before.task_id, before.version, frozenset(avoid))
+                    instance = await fleet.place(before.task_id, before.version, frozenset(avoid), limit_s)
                 except StaleTask:
                     await self._read_again(live)
                     continue
