@@ -166,6 +166,10 @@ class Endings:
             raise upstream.EnvironmentLost(task.detail or "the task has no environment server")
         return await self._fleets[task.environment].reach(task.instance)
 
+    def hosts(self, task: Task) -> bool:
+        """True if this replica registers the task's environment."""
+        return task.environment in self._fleets
+
     def freezes(self, task: Task) -> bool:
         """True if the task's environment stops its processes during a pause."""
         return task.environment in self._fleets and self._fleets[task.environment].spec.freeze

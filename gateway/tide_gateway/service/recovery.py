@@ -109,7 +109,10 @@ class Recovery:
         state, repository = live.task.state, self._registry.repository
         if state is TaskState.STARTING:
             stored = await repository.start_of(live.task.task_id)
-            if stored is not None:
+            if not self._endings.hosts(live.task):
+                words = f"environment {live.task.environment} is not registered any more"
+                await self._endings.fail(live, "environment_lost", words)
+            elif stored is not None:
                 self._starts.take_over(live, stored.request)
         elif lifecycle.is_busy(live.task):
             await self._turns.take_over(live)
