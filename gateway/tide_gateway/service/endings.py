@@ -53,6 +53,7 @@ class Endings:
         live = await self._registry.find(owner, request.task_id)
 
         async def end() -> None:
+            await self.refuse_elsewhere(live.task)
             await self.expire_if_overdue(live)
             if lifecycle.is_open(live.task):
                 reason = request.reason or "ended by the caller"
@@ -128,6 +129,7 @@ class Endings:
             live = self._registry.adopt(task)
 
         async def expire() -> None:
+            await self.refuse_elsewhere(live.task)
             await self.expire_if_overdue(live)
             if live.task.state is TaskState.ENDING and live.task.worker == self._registry.me:
                 self.release(live)
@@ -169,6 +171,19 @@ class Endings:
     def hosts(self, task: Task) -> bool:
         """True if this replica registers the task's environment."""
         return task.environment in self._fleets
+
+    async def refuse_elsewhere(self, task: Task) -> None:
+        """Leave a task to the replicas that know its environment, as long as one of them keeps its server.
+
+        Raises:
+            TideError: they can reach it, and this one cannot.
+        """
+        if self.hosts(task) or not task.instance or not lifecycle.is_open(task):
+            return
+        row = await self._registry.repository.instances.get(task.instance)
+        if row is not None and row.replica in self._registry.members.alive:
+            words = f"environment {task.environment} is not registered at this replica; call another one"
+            raise TideError("unavailable", words, retry_after_s=1)
 
     def freezes(self, task: Task) -> bool:
         """True if the task's environment stops its processes during a pause."""
