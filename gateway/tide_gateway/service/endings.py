@@ -109,6 +109,7 @@ class Endings:
         outcome = deadlines.overdue(task, self._registry.time.now_s())
         if outcome is None or not lifecycle.is_open(task):
             return
+        await self.refuse_elsewhere(task)
         if self._registry.members.lapsed(asyncio.get_running_loop().time()):
             # What has passed since may be an outage, which no clock counts: the next heartbeat tells.
             raise TideError("unavailable", "the gateway was cut off from its database; call again", retry_after_s=1)
@@ -129,7 +130,6 @@ class Endings:
             live = self._registry.adopt(task)
 
         async def expire() -> None:
-            await self.refuse_elsewhere(live.task)
             await self.expire_if_overdue(live)
             if live.task.state is TaskState.ENDING and live.task.worker == self._registry.me:
                 self.release(live)
