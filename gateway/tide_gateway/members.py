@@ -31,11 +31,21 @@ class Members:
         self.lease_s = lease_s
         self.alive = frozenset({me.name})
         self.dead: frozenset[str] = frozenset()
+        self._written_at: float | None = None
 
     def now(self, now_s: float) -> Replica:
         """This process's row with a heartbeat of now."""
         self.me = replace(self.me, seen_s=now_s)
         return self.me
+
+    def wrote(self, sent_at: float) -> None:
+        """Take note that a heartbeat was stored, which was sent at `sent_at` of the monotonic clock."""
+        self._written_at = sent_at
+
+    def lapsed(self, at: float) -> bool:
+        """True at `at` of the monotonic clock while this replica's newest heartbeat is older than the lease: it was cut
+        off or hung, and must end nothing for time that may be nobody's. False before the first one."""
+        return self._written_at is not None and at - self._written_at > self.lease_s
 
     def see(self, rows: Iterable[Replica], now_s: float) -> None:
         """Judge the rows as they were just read."""

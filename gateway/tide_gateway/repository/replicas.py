@@ -89,6 +89,22 @@ class ReplicaRows:
 
         return await self._database.write(write, urgent=True)
 
+    async def forgive_outage(self, me: Replica, longer_than_s: float) -> float:
+        """Take the time since the newest heartbeat of any replica off all clocks, caps and owners, if it is longer than
+        that: none could reach the database. The seconds taken off; of several replicas one takes them."""
+
+        def write(connection: Connection) -> float:
+            self._database.lock(connection, "deployment")
+            _, seen_s = _deployment(connection)
+            outage_s = me.seen_s - seen_s
+            if outage_s <= longer_than_s:
+                return 0.0
+            _forgive(connection, outage_s)
+            connection.execute(update(DeploymentRow).values(seen_s=me.seen_s))
+            return outage_s
+
+        return await self._database.write(write, urgent=True)
+
     async def leave(self, me: Replica, alive: Callable[[Replica], bool]) -> bool:
         """End this replica's heartbeat; True if it was the last one that lives, which then ends everything.
 

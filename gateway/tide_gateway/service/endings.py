@@ -53,6 +53,7 @@ class Endings:
         live = await self._registry.find(owner, request.task_id)
 
         async def end() -> None:
+            await self.refuse_elsewhere(live.task)
             await self.expire_if_overdue(live)
             if lifecycle.is_open(live.task):
                 reason = request.reason or "ended by the caller"
@@ -108,6 +109,10 @@ class Endings:
         outcome = deadlines.overdue(task, self._registry.time.now_s())
         if outcome is None or not lifecycle.is_open(task):
             return
+        await self.refuse_elsewhere(task)
+        if self._registry.members.lapsed(asyncio.get_running_loop().time()):
+            # What has passed since may be an outage, which no clock counts: the next heartbeat tells.
+            raise TideError("unavailable", "the gateway was cut off from its database; call again", retry_after_s=1)
         error, clock = None, outcome.clock
         if clock is not None and clock in (ClockName.TURN, ClockName.ACTIVE) and lifecycle.is_busy(task):
             words = f"the environment acted until the task's {clock.value} clock ran out"
@@ -162,6 +167,23 @@ class Endings:
         if not task.instance or task.environment not in self._fleets:
             raise upstream.EnvironmentLost(task.detail or "the task has no environment server")
         return await self._fleets[task.environment].reach(task.instance)
+
+    def hosts(self, task: Task) -> bool:
+        """True if this replica registers the task's environment."""
+        return task.environment in self._fleets
+
+    async def refuse_elsewhere(self, task: Task) -> None:
+        """Leave a task to the replicas that know its environment, as long as one of them keeps its server.
+
+        Raises:
+            TideError: they can reach it, and this one cannot.
+        """
+        if self.hosts(task) or not task.instance or not lifecycle.is_open(task):
+            return
+        row = await self._registry.repository.instances.get(task.instance)
+        if row is not None and row.replica in self._registry.members.alive:
+            words = f"environment {task.environment} is not registered at this replica; call another one"
+            raise TideError("unavailable", words, retry_after_s=1)
 
     def freezes(self, task: Task) -> bool:
         """True if the task's environment stops its processes during a pause."""

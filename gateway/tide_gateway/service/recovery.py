@@ -68,6 +68,7 @@ class Recovery:
             mine = now.worker == members.me.name
             if not now.worker or (now.worker in members.alive and not mine) or (mine and self._in_flight(live)):
                 return False
+            await self._endings.refuse_elsewhere(now)
             await self._registry.commit(live, lifecycle.taken_over(now, members.me.name))
             await self._go_on(live)
             return True
@@ -109,7 +110,10 @@ class Recovery:
         state, repository = live.task.state, self._registry.repository
         if state is TaskState.STARTING:
             stored = await repository.start_of(live.task.task_id)
-            if stored is not None:
+            if not self._endings.hosts(live.task):
+                words = f"environment {live.task.environment} is not registered any more"
+                await self._endings.fail(live, "environment_lost", words)
+            elif stored is not None:
                 self._starts.take_over(live, stored.request)
         elif lifecycle.is_busy(live.task):
             await self._turns.take_over(live)
@@ -123,6 +127,7 @@ class Recovery:
         live = self._registry.adopt(task)
 
         async def end() -> None:
+            await self._endings.refuse_elsewhere(live.task)
             if lifecycle.is_open(live.task):
                 await self._endings.begin(live, Outcome(kind="aborted", reason=OWNER_LOST), detail=OWNER_LOST)
 

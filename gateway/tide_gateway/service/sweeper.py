@@ -1,7 +1,7 @@
 """The sweep: what each replica does again and again, whether or not anybody calls.
 
     heartbeat (0.5 s)   -> row of this replica -> which replicas are alive
-    every interval      -> overdue tasks end
+    every interval      -> overdue tasks end, but not while this replica's heartbeat has lapsed
     every 0.5 s         -> fleets are brought in line with their rows; what dead replicas left is taken over;
                            silent owners' tasks end
     every 5 s           -> what exists without a row is destroyed (by one replica)
@@ -70,6 +70,8 @@ class Sweeper:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval_s)
+            if self._registry.members.lapsed(loop.time()):
+                continue  # until a heartbeat is written again: others act, or nobody can
             failures: list[Exception] = []
             try:
                 failures += await self.expire()
@@ -91,11 +93,16 @@ class Sweeper:
 
     async def beat(self) -> None:
         """Write the heartbeat for ever; see who else is alive."""
-        failed = False
+        failed, loop, members = False, asyncio.get_running_loop(), self._registry.members
+        members.wrote(loop.time())
         while True:
             await asyncio.sleep(HEARTBEAT_S)
+            sent_at = loop.time()
             try:
+                if members.lapsed(sent_at):
+                    await self._forgive_outage()
                 await self.beat_once()
+                members.wrote(sent_at)
                 failed = False
             except StorageFailed as error:
                 if not failed:
@@ -103,6 +110,15 @@ class Sweeper:
                 failed = True
             except Exception:
                 log.exception("a heartbeat failed")
+
+    async def _forgive_outage(self) -> None:
+        """After a time without heartbeats: if no replica could write one, no clock counts it."""
+        registry = self._registry
+        me = registry.members.now(registry.time.now_s())
+        outage_s = await registry.repository.replicas.forgive_outage(me, registry.members.lease_s)
+        if outage_s > 0:
+            log.warning("no gateway could write for %.1f s, which no clock counts", outage_s)
+            self._recovery.forget_idle()
 
     async def beat_once(self) -> None:
         """One heartbeat."""

@@ -57,6 +57,7 @@ class Turns:
             live = await registry.find(owner, task_id)
 
         async def take() -> bytes | Running:
+            await self._endings.refuse_elsewhere(live.task)
             await self._endings.expire_if_overdue(live)
             verdict = lifecycle.take_turn(live.task, turn)
             if verdict is TurnVerdict.STORED:
