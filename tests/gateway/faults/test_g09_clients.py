@@ -103,7 +103,7 @@ async def test_g09_one_sweep_after_the_idle_limit_is_enough(benches, eventually)
 
 
 async def test_g09_callers_that_vanish_in_their_calls_hold_nothing_beyond_the_limits(benches, eventually):
-    bench = await benches.open(capacity=20, servers=2)
+    bench = await benches.open(capacity=20, servers=2, limits={"start": 30.0, "turn": 10.0, "end": 0.5})
     started = await asyncio.gather(*(bench.start(f"k{number}", hang_turn=0) for number in range(10)))
     calls = [asyncio.create_task(bench.act(answer["task_id"], 0)) for answer in started]
     calls += [asyncio.create_task(bench.start(f"s{number}", start_s=3600.0)) for number in range(10)]

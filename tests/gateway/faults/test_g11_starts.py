@@ -153,6 +153,10 @@ def slow_command(runtime: str) -> tuple[str, ...]:
     return ("-c", SLOW, server, "--uds", "{uds}", "--capacity", "{capacity}")
 
 
+def states(cluster) -> list[str]:
+    return [server["state"] for environment in cluster.view("/environments") for server in environment["servers"]]
+
+
 @pytest.mark.parametrize("moment", ["launch", "start"])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_g11_kill_9_in_a_start_over_real_servers(tmp_path, runtime, moment):
@@ -166,9 +170,7 @@ def test_g11_kill_9_in_a_start_over_real_servers(tmp_path, runtime, moment):
             if moment == "launch":
                 wait_until(lambda: bool(cluster.servers()), "the server is being launched")
             else:
-                wait_until(
-                    lambda: any(s["pid"] for e in cluster.view("/environments") for s in e["servers"]), "it is ready"
-                )
+                wait_until(lambda: states(cluster) == ["ready"], "the server is ready, and starts the task")
         cluster.restart(kill=True)
         with cluster.client() as client:
             answer = client.post("/start", json=body)
