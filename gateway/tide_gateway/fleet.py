@@ -246,8 +246,7 @@ class Fleet:
 
     def kept(self, keeper: Keeper) -> None:
         """A keeper's work is over."""
-        if self._keepers.get(keeper.name) is keeper:
-            del self._keepers[keeper.name]
+        self._keepers.pop(keeper.name, None)
         self._room.set()
 
     async def close(self, *, destroy: bool) -> None:

@@ -49,7 +49,7 @@ class Keeper:
 
     Attributes:
         settled: set when the server is ready, or will not be.
-        failure: why it will not be ready.
+        failure: why its launch failed.
     """
 
     def __init__(self, fleet: Fleet, row: Instance, members: Members, launch_s: float = 0.0) -> None:
@@ -146,7 +146,6 @@ class Keeper:
             except Gone as error:
                 self._why = f"the environment server is gone: {error}"
                 await asyncio.sleep(0.0 if attempt + 1 == ATTACH_ATTEMPTS else 0.5)
-        self.failure = self._why
         return None
 
     async def _watch(self, server: Server) -> None:
