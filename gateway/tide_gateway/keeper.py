@@ -4,7 +4,7 @@
                                                                                    -> destroyed -> row deleted
     row of a dead replica -> taken over -> attach -> probes ... or, where nothing lives there, the same end
 
-Every change of the row checks its version: a keeper that was taken for dead finds that, and leaves the server alone.
+Every change of the row checks who keeps it: a keeper that was taken for dead finds that, and leaves the server alone.
 """
 
 from __future__ import annotations
@@ -210,17 +210,10 @@ class Keeper:
         Raises:
             _NotMine: another replica has taken it over.
         """
-        seen = self._row
-        for _ in range(20):
-            after = await self._fleet.rows.change(seen, **values)
-            if after is not None:
-                self._row = after
-                return
-            stored = await self._fleet.rows.get(self.name)
-            if stored is None or stored.replica not in (self._me, self._row.replica):
-                raise _NotMine
-            seen = stored
-        raise RuntimeError(f"the row of instance {self.name} changes all the time")
+        after = await self._fleet.rows.keep(self.name, {self._me, self._row.replica}, **values)
+        if after is None:
+            raise _NotMine
+        self._row = after
 
     def _hear(self, server: Server) -> None:
         self._fleet.servers.setdefault(self.name, server)

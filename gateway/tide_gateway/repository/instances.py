@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -184,6 +184,24 @@ class InstanceRows:
         """Write new values into a row if it is still as the caller knows it; the row as it is then, else None."""
         done = await self._database.write(lambda c: _update(c, instance, **values))
         return replace(instance, version=instance.version + 1, **values) if done else None
+
+    async def keep(self, name: str, keepers: Iterable[str], **values: Any) -> Instance | None:
+        """Write new values into a row, whatever tasks are placed on it meanwhile; the row as it is then.
+
+        None where the row is gone, or is kept by a replica that is not among `keepers`.
+        """
+        if "state" in values:
+            values["state"] = InstanceState(values["state"]).value
+        mine = (InstanceRow.name == name, InstanceRow.replica.in_(list(keepers)))
+
+        def write(connection: Connection) -> Instance | None:
+            change = update(InstanceRow).where(*mine).values(version=InstanceRow.version + 1, **values)
+            if connection.execute(change).rowcount != 1:
+                return None
+            found = connection.execute(select(InstanceRow.__table__).where(InstanceRow.name == name))
+            return _instance(found.mappings().one())
+
+        return await self._database.write(write)
 
     async def paused(self, name: str) -> bool:
         """True if a task on the instance is paused."""
