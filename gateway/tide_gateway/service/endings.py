@@ -228,7 +228,7 @@ class Endings:
             await asyncio.wait({live.releasing})
         pause_s, waited_s = _POLL_S, 0.0
         limit_s = live.task.clocks[ClockName.END].limit_s + 2.0 * self._registry.members.lease_s
-        while not live.task.released and waited_s < limit_s:
+        while not live.task.released and waited_s < limit_s and not self._registry.closed:
             task = await self._registry.repository.task(live.task.task_id)
             if task is None or task.released or task.worker == self._registry.me:
                 live.task = task or live.task
