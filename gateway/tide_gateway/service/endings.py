@@ -172,7 +172,9 @@ class Endings:
         seen, now_s = self._released_s.get(environment, deque()), self._registry.time.now_s()
         while seen and seen[0] < now_s - RECENT_S:
             seen.popleft()
-        return Releases(len(seen) * len(self._registry.members.alive), RECENT_S)
+        # A quiet minute before the first of them says nothing about how fast they come now.
+        recent_s = max(1.0, now_s - seen[0]) if seen else RECENT_S
+        return Releases(len(seen) * len(self._registry.members.alive), recent_s)
 
     async def _release(self, live: Live) -> None:
         account: tuple[float | None, Mapping[str, object]] | None = None
