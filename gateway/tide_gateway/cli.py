@@ -16,7 +16,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="tide-gateway", description="Hosts environments for agents.")
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="serve tasks; migrates an embedded SQLite file by itself")
+    serve = commands.add_parser("serve", help="serve tasks; migrates the database by itself")
     serve.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs keys or tokens")
     serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     import asyncio
     import logging
+    import signal
 
     from tide_gateway.scrubbing import ScrubbingFilter
     from tide_gateway.serve import ServeOptions, serve
@@ -102,6 +103,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         uvloop = None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
         runner.run(serve(settings, options))
+        # All is stopped: a signal that comes between here and the exit must not make it look like a failure.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            runner.get_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
     return 0
 
 

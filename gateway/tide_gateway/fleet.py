@@ -99,15 +99,15 @@ class Fleet:
             words = f"environment {self.spec.name!r} fails to launch: {self._last_failure}"
             raise TideError("unavailable", words, retry_after_s=max(1, round(wait_s)))
 
-    async def place(self, task_id: str, version: int, avoid: frozenset[str]) -> Instance | None:
-        """Give the starting task an instance; None where none has room now. See `InstanceRows.place`."""
+    async def place(self, task_id: str, version: int, avoid: frozenset[str], limit_s: float = 0.0) -> Instance | None:
+        """Give the starting task, which has `limit_s` left, an instance; None where none has room now."""
         may_launch = not self.closing and self._loop_s() >= self._not_before_s
         placed = await self.rows.place(task_id, version, self.spec, self._fresh, may_launch=may_launch, avoid=avoid)
         if placed is None:
             self._room.clear()
             return None
         if placed.created:
-            self._keep(placed.instance)
+            self._keep(placed.instance, limit_s)
         return placed.instance
 
     async def wait_for_room(self) -> None:
@@ -246,8 +246,7 @@ class Fleet:
 
     def kept(self, keeper: Keeper) -> None:
         """A keeper's work is over."""
-        if self._keepers.get(keeper.name) is keeper:
-            del self._keepers[keeper.name]
+        self._keepers.pop(keeper.name, None)
         self._room.set()
 
     async def close(self, *, destroy: bool) -> None:
@@ -260,9 +259,9 @@ class Fleet:
         for name in list(self.servers):
             await self.drop(name)
 
-    def _keep(self, row: Instance) -> None:
+    def _keep(self, row: Instance, launch_s: float = 0.0) -> None:
         if row.name not in self._keepers:
-            self._keepers[row.name] = Keeper(self, row, self._members)
+            self._keepers[row.name] = Keeper(self, row, self._members, launch_s)
 
     def _fresh(self, slot: int) -> Instance:
         return Instance(

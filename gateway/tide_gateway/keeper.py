@@ -44,19 +44,22 @@ class Keeper:
         fleet: whose instance it is.
         row: as stored; its `replica` may be a dead one, which is then replaced.
         members: this replica.
+        launch_s: what the start that asked for it leaves for the launch; the environment's `start` limit where that is
+            longer.
 
     Attributes:
         settled: set when the server is ready, or will not be.
-        failure: why it will not be ready.
+        failure: why its launch failed.
     """
 
-    def __init__(self, fleet: Fleet, row: Instance, members: Members) -> None:
+    def __init__(self, fleet: Fleet, row: Instance, members: Members, launch_s: float = 0.0) -> None:
         self.name = row.name
         self.settled = asyncio.Event()
         self.failure = ""
         self._fleet = fleet
         self._row = row
         self._me = members.me.name
+        self._launch_s = max(launch_s, fleet.spec.all_limits[ClockName.START])
         self._destroy = True
         self._tasks_end = True
         self._why = "the environment server is gone"
@@ -114,7 +117,7 @@ class Keeper:
     async def _launch(self) -> Server | None:
         fleet, spec = self._fleet, self._fleet.spec
         try:
-            server = await fleet.runtime.launch(self.name, self._row.slot, spec, spec.all_limits[ClockName.START])
+            server = await fleet.runtime.launch(self.name, self._row.slot, spec, self._launch_s)
         except LaunchFailed as error:
             self.failure = self._why = str(error)
             fleet.launched(self.failure)
@@ -143,7 +146,6 @@ class Keeper:
             except Gone as error:
                 self._why = f"the environment server is gone: {error}"
                 await asyncio.sleep(0.0 if attempt + 1 == ATTACH_ATTEMPTS else 0.5)
-        self.failure = self._why
         return None
 
     async def _watch(self, server: Server) -> None:

@@ -145,7 +145,7 @@ def refusal(task: Task) -> TideError:
     if outcome is None:
         return TideError("ended", "the task has ended")
     if outcome.reason == SUPERSEDED and task.detail != SUPERSEDED:
-        return TideError("stale_attempt", f"attempt {task.attempt} of key {task.key!r} was replaced by a higher one")
+        return stale(task)
     shown = outcome.model_dump(exclude_none=True)
     if outcome.kind == "expired" and outcome.clock is not None:
         clock = outcome.clock.value
@@ -154,6 +154,11 @@ def refusal(task: Task) -> TideError:
         return TideError("expired", f"the operator's cap {outcome.reason} has passed", outcome=shown)
     why = f"{outcome.kind} ({outcome.reason})" if outcome.reason else outcome.kind
     return TideError("ended", f"the task has ended: {why}", outcome=shown)
+
+
+def stale(task: Task) -> TideError:
+    """The error of a call for an attempt that a higher one has replaced."""
+    return TideError("stale_attempt", f"attempt {task.attempt} of key {task.key!r} was replaced by a higher one")
 
 
 def taken_over(task: Task, worker: str) -> Task:

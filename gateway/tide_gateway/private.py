@@ -20,12 +20,12 @@ def make_private_file(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder with mode 0700 unless there is one.
+    """Make a folder with mode 0700 in one that exists, unless there is one.
 
     Raises:
         OSError: it cannot be made.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def data_folder(asked: Path | None, url: URL) -> Path:
@@ -40,7 +40,7 @@ def data_folder(asked: Path | None, url: URL) -> Path:
         data = path.with_name(path.name + "-data")
     data = (data or Path("tide-gateway-data")).absolute()
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        # Not its parents: a path that was mistyped shall not come into being.
         for folder in (data, data / "logs", data / "blobs"):
             make_private_folder(folder)
         probe = data / f".writable-{os.getpid()}"

@@ -58,6 +58,11 @@ class Change:
     events: tuple[Event, ...] = ()
 
 
+def storable(words: str) -> str:
+    """An environment's words without the NUL that PostgreSQL refuses."""
+    return words.replace("\0", "\N{SYMBOL FOR NULL}")
+
+
 def mutable_columns(task: Task) -> dict[str, Any]:
     """The columns that change during a task's life; limits are not among them."""
     clocks = task.clocks
@@ -83,7 +88,7 @@ def mutable_columns(task: Task) -> dict[str, Any]:
         "reward": task.reward,
         "outcome": None if task.outcome is None else codec.dumps(task.outcome.model_dump(mode="json")),
         "metrics": codec.dumps(dict(task.metrics)) if task.metrics else None,
-        "detail": task.detail,
+        "detail": storable(task.detail),
     }
 
 

@@ -132,9 +132,7 @@ async def _call(
         if left_s <= 0:
             raise TimeoutError
         try:
-            response = await server.channel.request(
-                "POST", path, body, timeout_s=min(left_s, TRY_S), idempotent=True
-            )
+            response = await server.channel.request("POST", path, body, timeout_s=min(left_s, TRY_S), idempotent=True)
         except DeadlineExceeded as error:
             if left_s <= TRY_S:
                 raise TimeoutError from error

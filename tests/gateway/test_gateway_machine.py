@@ -1,5 +1,6 @@
-"""Any order of calls, time, replicas and crashes: one action has one effect, answers repeat, slots add up, clocks keep
-still. A crash comes between calls, or inside one, after any of its commits."""
+"""Any order of calls over HTTP, of time, replicas and crashes: one action has one effect, answers repeat, slots add up,
+clocks keep still. Answers are lost, calls repeated, reordered and raced at several replicas; a crash comes between
+calls, or inside one, after any of its commits."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 from fresh_databases import kind_params
-from hypothesis import HealthCheck, settings
+from http_bench import HttpBench, opened
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -20,6 +22,8 @@ from tide_sdk.errors import TideError
 KEYS = st.sampled_from("abc")
 INDEX = st.integers(0, 63)
 WHICH = st.integers(0, 1)
+TEXT = st.sampled_from(["go", "stop"])
+CALL_LIMIT_S = 30.0
 CAPACITY = 2
 GONE = ("ended", "expired", "environment_lost", "stale_attempt")
 
@@ -51,7 +55,8 @@ class Machine(RuleBasedStateMachine):
         self.fresh = self.databases.fresh(self.kind)
         self.runner = asyncio.Runner()
         self.benches = self.benches_class(self.fresh.__enter__(), Path(self.folder.name))
-        self.replicas = [self.do(self.benches.open(capacity=CAPACITY, servers=2)) for _ in range(self.num_replicas)]
+        self.num_opened = 0
+        self.replicas = [self.do(self.open()) for _ in range(self.num_replicas)]
         self.tasks: dict[str, Known] = {}
         self.attempts: dict[str, int] = {}
 
@@ -59,8 +64,17 @@ class Machine(RuleBasedStateMachine):
     def num_replicas(self) -> int:
         return 2 if self.kind == "postgres" else 1
 
+    async def open(self) -> HttpBench:
+        self.num_opened += 1
+        bench = await self.benches.open(capacity=CAPACITY, servers=2)
+        return await opened(bench, Path(self.folder.name), self.num_opened)
+
     def do(self, call) -> Any:
-        return self.runner.run(call)
+        async def bounded() -> Any:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                return await call
+
+        return self.runner.run(bounded())
 
     def attempt(self, call) -> Any:
         """The call's answer, or its error."""
@@ -72,10 +86,12 @@ class Machine(RuleBasedStateMachine):
     def at(self, which: int) -> Any:
         return self.replicas[which % len(self.replicas)]
 
-    @rule(key=KEYS, newer=st.booleans(), which=WHICH)
-    def start(self, key: str, newer: bool, which: int) -> None:
+    @rule(key=KEYS, newer=st.booleans(), which=WHICH, lost=st.booleans())
+    def start(self, key: str, newer: bool, which: int, lost: bool) -> None:
         attempt = self.attempts.get(key, 0) + (1 if newer and key in self.attempts else 0)
         answer = self.attempt(self.at(which).start(key, attempt=attempt, turns=4, reward=1.0))
+        if lost:
+            return
         if isinstance(answer, TideError):
             assert answer.code in ("capacity", *GONE), answer
             return
@@ -88,13 +104,38 @@ class Machine(RuleBasedStateMachine):
         task_id = list(self.tasks)[index % len(self.tasks)]
         return task_id, self.tasks[task_id]
 
-    @rule(index=INDEX, text=st.sampled_from(["go", "stop"]), back=st.integers(-1, 2), which=WHICH)
-    def act(self, index: int, text: str, back: int, which: int) -> None:
+    @rule(index=INDEX, text=TEXT, back=st.integers(-1, 2), which=WHICH, lost=st.booleans())
+    def act(self, index: int, text: str, back: int, which: int, lost: bool) -> None:
         if not self.tasks:
             return
         task_id, known = self.pick(index)
         turn = max(0, known.next - back)
-        self.judge(known, turn, text, self.attempt(self.at(which).act(task_id, turn, text)))
+        answer = self.attempt(self.at(which).act(task_id, turn, text))
+        if lost:
+            known.sent.setdefault(turn, set()).add(text)
+        else:
+            self.judge(known, turn, text, answer)
+
+    @rule(index=INDEX, text=TEXT, epoch=st.integers(1, 9), ends=st.booleans())
+    def race(self, index: int, text: str, epoch: int, ends: bool) -> None:
+        """The same action three times at once, at all replicas, against a pause and perhaps the end."""
+        if not self.tasks:
+            return
+        task_id, known = self.pick(index)
+        turn = known.next
+        calls = [self.at(which).act(task_id, turn, text) for which in (0, 1, 1)]
+        calls.append(self.at(1).pause(task_id, epoch))
+        if ends:
+            calls.append(self.at(0).end(task_id))
+
+        async def all_at_once() -> list[Any]:
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        answers = self.do(all_at_once())
+        known.sent.setdefault(turn, set()).add(text)
+        known.paused = None
+        for answer in answers[:3]:
+            self.judge(known, turn, text, answer)
 
     def judge(self, known: Known, turn: int, text: str, answer: Any) -> None:
         if turn in known.answers:
@@ -115,14 +156,14 @@ class Machine(RuleBasedStateMachine):
             assert answer["info"]["effects"] == turn + 1
             known.answers[turn] = (text, {**answer, "clocks": 0})
 
-    @rule(index=INDEX, text=st.sampled_from(["go", "stop"]), num_commits=st.integers(0, 2), which=WHICH)
+    @rule(index=INDEX, text=TEXT, num_commits=st.integers(0, 2), which=WHICH)
     def act_and_crash(self, index: int, text: str, num_commits: int, which: int) -> None:
         """The replica dies in the call, after so many of its commits; the caller sees nothing of it."""
         if not self.tasks:
             return
         task_id, known = self.pick(index)
         turn, bench = known.next, self.at(which)
-        dies_after(bench, num_commits)
+        dies_after(bench.bench, num_commits)
         answer = self.attempt(bench.act(task_id, turn, text))
         if not isinstance(answer, TideError):
             self.judge(known, turn, text, answer)
@@ -158,27 +199,28 @@ class Machine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.benches.time.advance(seconds)
         for bench in self.replicas:
-            self.do(bench.service.sweep())
+            self.do(bench.bench.service.sweep())
 
     @rule(which=WHICH, servers_too=st.booleans())
     def crash(self, which: int, servers_too: bool = False) -> None:
         bench = self.at(which)
-        bench.database.__dict__.pop("write", None)  # the dead process's rows are written by the test itself
-        self.do(self.benches.crash(bench, servers_too=servers_too))
+        self.do(bench.close())
+        bench.bench.database.__dict__.pop("write", None)  # the dead process's rows are written by the test itself
+        self.do(self.benches.crash(bench.bench, servers_too=servers_too))
         self.replicas.remove(bench)
         if not self.replicas:
             self.benches.time.advance(1000.0)  # an outage, which charges nobody
-        self.replicas.append(self.do(self.benches.open(capacity=CAPACITY, servers=2)))
+        self.replicas.append(self.do(self.open()))
         for bench in self.replicas:
-            self.do(bench.service.sweep())
+            self.do(bench.bench.service.sweep())
 
     @invariant()
     def slots_add_up(self) -> None:
         if not hasattr(self, "replicas"):
             return
         for bench in self.replicas:
-            self.do(settled(bench))
-        bench = self.replicas[0]
+            self.do(settled(bench.bench))
+        bench = self.replicas[0].bench
         open_tasks = [task for task in self.do(bench.repository.open_tasks()) if not task.released]
         assert self.do(bench.taken()) == len(open_tasks) <= CAPACITY
         for task in open_tasks:
@@ -191,7 +233,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "runner"):
             for bench in self.replicas:
-                bench.database.__dict__.pop("write", None)
+                bench.bench.database.__dict__.pop("write", None)
+                self.do(bench.close())
             self.do(self.benches.close())
             self.runner.close()
             self.fresh.__exit__(None, None, None)
@@ -225,7 +268,8 @@ def test_any_order_of_calls(fresh_databases, benches_class, kind):
         "GatewayMachine", (Machine,), {"benches_class": benches_class, "databases": fresh_databases, "kind": kind}
     )
     options = settings(
-        max_examples=3,
+        max_examples=40 if kind == "sqlite" else 15,
+        phases=[Phase.generate],
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -121,6 +121,8 @@ def test_kill_9_takes_the_servers_along_where_they_may_not_outlive_it(gateways):
     first.process.wait()
     until(lambda: not alive(pid))
     with gateways().client() as client:
+        refused = client.post("/observation", json={"task_id": task_id, "turn": 0, "message": GO})
+        assert (refused.status_code, refused.json()["code"]) in ((503, "environment_lost"), (410, "ended"))
         account = client.post("/end", json={"task_id": task_id}).json()
         assert (account["reward"], account["outcome"]["reason"]) == (None, "environment_lost")
 
@@ -171,7 +173,7 @@ def test_tokens_make_owners(gateways):
         (["--config", "/no/such.toml"], "name the file with --config"),
         (["--database", "mysql://x/y"], "not supported"),
         (["--database", "nonsense"], "not a URL"),
-        (["--database", "sqlite:////no/such/folder/x.db", "--data", "/proc/none"], "cannot be written"),
+        (["--database", "sqlite:////no/such/folder/x.db"], "cannot be written"),
     ],
 )
 def test_a_wrong_start_is_exit_code_2_and_one_line(tmp_path, arguments, words):

@@ -89,7 +89,7 @@ def test_files_and_folders_are_private(gateways):
         body = {"task_id": task_id, "turn": 0, "message": GO | {"content": "x" * 20_000}}
         assert client.post("/observation", json=body).status_code == 200
     kinds = {"gateway.db": 0o600, "gateway.db-wal": 0o600, "gateway.db-shm": 0o600, "gateway.db.lock": 0o600,
-             "gateway-logs": 0o700, "gateway-blobs": 0o700}  # fmt: skip
+             "gateway.db-data": 0o700, "gateway.db-data/logs": 0o700, "gateway.db-data/blobs": 0o700}  # fmt: skip
     found = {name: stat.S_IMODE((gateway.folder / name).stat().st_mode) for name in kinds}
     assert found == kinds
 

@@ -12,7 +12,6 @@ import pytest
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
 from tide_gateway.keys import KeyStore
-from tide_gateway.scrubbing import ScrubbingFilter, scrub
 
 GO = {"role": "assistant", "content": "go"}
 
@@ -271,32 +270,6 @@ async def test_g28_no_secret_is_in_an_answer_or_in_the_log(keyed, bench, monkeyp
     for text in (good, wrong):
         assert text.split("_", 2)[2] not in everything
     assert body + body not in everything
-
-
-def test_what_is_logged_all_the_same_is_masked():
-    key = "tide_0123abcd_" + "A" * 43
-    assert scrub(f"x {key}, Authorization: Bearer {key} end") == (
-        "x tide_0123abcd_***, Authorization: Bearer tide_0123abcd_*** end"
-    )
-    assert scrub("{'authorization': 'bearer s3cr3t-token'}") == "{'authorization': 'bearer ***'}"
-    logger, lines = logging.getLogger("test.scrubbing"), []
-
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(self.format(record))
-
-    handler = Lines()
-    handler.addFilter(ScrubbingFilter())
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        raise ValueError(f"cannot use {key}")
-    except ValueError:
-        logger.exception("call with %s failed", f"Bearer {key}", stack_info=True)
-    logger.removeHandler(handler)
-    assert "A" * 43 not in lines[0]
-    assert "tide_0123abcd_***" in lines[0]
-    assert "ValueError" in lines[0]
 
 
 async def test_the_published_document_says_which_calls_need_a_key(site):

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, insert, update
 
 from tide_gateway.blobs import BlobStore
 from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
-from tide_gateway.rows import Change, all_columns, mutable_columns
+from tide_gateway.rows import Change, all_columns, mutable_columns, storable
 
 _MUTABLE = (
     "state", "turn", "epoch", "version", "worker", "wall_since_s",
@@ -80,7 +80,9 @@ def _write_parts(connection: Connection, changes: Sequence[Change], blobs: BlobS
         if change.first is not None:
             firsts.append({"b_task_id": task_id, "answer": blobs.put(change.first)})
         for event in change.events:
-            events.append({"task_id": task_id, "at_s": event.at_s, "kind": event.kind, "detail": event.detail})
+            events.append(
+                {"task_id": task_id, "at_s": event.at_s, "kind": event.kind, "detail": storable(event.detail)}
+            )
     for statement, rows in (
         (_TURN_INSERT, intents),
         (_TURN_UPDATE, results),

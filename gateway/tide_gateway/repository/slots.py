@@ -100,7 +100,8 @@ class SlotRows:
                 raise KeyTaken(task.key)
             facts = _snapshot(connection, task.environment, wish, max_tasks, releases, now_s)
             verdict = decide(rules, wish, facts)
-            _drop(connection, task.environment, verdict.drop)
+            kept = {(ticket.owner, ticket.key) for ticket in facts.tickets}
+            _drop(connection, task.environment, [name for name in verdict.drop if name in kept])
             if isinstance(verdict, Refuse):
                 if verdict.ticket is not None:
                     _keep(connection, task.environment, verdict.ticket)
@@ -179,7 +180,7 @@ def _snapshot(
     )
 
 
-def _drop(connection: Connection, environment: str, names: tuple[tuple[str, str], ...]) -> None:
+def _drop(connection: Connection, environment: str, names: list[tuple[str, str]]) -> None:
     for begin in range(0, len(names), 200):
         some = names[begin : begin + 200]
         named = tuple_(TicketRow.owner, TicketRow.key).in_(some)

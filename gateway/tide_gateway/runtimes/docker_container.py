@@ -36,12 +36,14 @@ class Way:
         port: port that the server shall listen on, 0 with a socket.
         network: the engine's network to join: `none`, `host` or a name.
         publish: address of the engine's machine on which the port is published, "" publishes none.
+        bind: address that the server shall listen on (TIDE_HOST), "" leaves it to the image.
     """
 
     folder: str = ""
     port: int = 0
     network: str = "none"
     publish: str = ""
+    bind: str = ""
 
 
 def container_name(deployment: str, name: str) -> str:
@@ -88,6 +90,8 @@ def container_config(
         filled["uds"] = f"{SOCKET_FOLDER}/{SOCKET_NAME}"
     else:
         filled["port"] = str(way.port)
+    if way.bind:
+        filled["host"] = way.bind
     variables = {**spec.env, **{f"TIDE_{key.upper()}": value for key, value in filled.items()}, "TIDE_INSTANCE": name}
     config: dict[str, Any] = {
         "Image": options.image,

@@ -72,7 +72,8 @@ class Ways:
                 raise LaunchFailed(f'connect = "uds" needs an engine of this machine, not {engine.url}; take "bridge"')
             return Way(folder=str(self._make_folder(name)), network=options.network or "none")
         if options.connect == "host":
-            return Way(port=self._take_port(engine, name), network="host")
+            bind = "127.0.0.1" if engine.is_local else ""
+            return Way(port=self._take_port(engine, name), network="host", bind=bind)
         publish = bool(options.address)
         network = options.network or await self._make_network(engine, PUBLISHED if publish else INTERNAL)
         return Way(port=options.port, network=network, publish=_host_ip(options.address) if publish else "")

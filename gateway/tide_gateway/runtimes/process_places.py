@@ -146,14 +146,14 @@ def default_run_dir(deployment: str) -> Path:
 def server_environ(environ: Mapping[str, str], spec: EnvironmentSpec, mark: tuple[str, str]) -> dict[str, str]:
     """The variables of a server: harmless ones, those that the operator named, the environment's own, and the mark.
 
-    The gateway's own configuration, `TIDE_GATEWAY_*`, is never passed on.
+    The gateway's own configuration, `TIDE_GATEWAY_*` and `PG*` (its database's password among it), is never passed on.
     """
     named = [re.escape(name).replace(r"\*", ".*") for name in spec.process.inherit]
     wanted = re.compile("|".join([_HARMLESS.pattern, *named]))
     made = {
         name: value
         for name, value in environ.items()
-        if wanted.fullmatch(name) and not name.startswith("TIDE_GATEWAY_")
+        if wanted.fullmatch(name) and not name.startswith(("TIDE_GATEWAY_", "PG"))
     } | spec.env
     # The commands of our own installation are found even where its environment is not activated.
     made["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), made.get("PATH", os.defpath)])

@@ -175,7 +175,11 @@ class ScriptedEnvironment:
             if turn != task.turn:
                 raise TideError("turn_order", f"turn {task.turn} is next")
             task.acting = asyncio.create_task(self._act(task, turn))
-        return await asyncio.shield(task.acting)
+        acting = task.acting
+        await asyncio.wait({acting})  # a caller that goes away does not stop it
+        if acting.cancelled():
+            raise TideError("ended", "the task was ended while it acted")
+        return acting.result()
 
     async def _act(self, task: _Scripted, turn: int) -> dict[str, Any]:
         script = task.script

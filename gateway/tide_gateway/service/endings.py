@@ -132,14 +132,18 @@ class Endings:
         await self._registry.decide(live, expire)
 
     async def lose(self, task_id: str, code: str, detail: str) -> None:
-        """The task's instance is gone. A task that is over and not yet released loses its account with it."""
+        """The task's instance is gone. A task that is over and not yet released loses its account with it.
+
+        A task that was still starting there is placed again by whoever starts it, unless it is the launch that failed.
+        """
         task = await self._registry.repository.task(task_id)
         if task is None:
             return
         live = self._registry.adopt(task)
 
         async def lose() -> None:
-            if lifecycle.is_open(live.task):
+            placed_again = live.task.state is TaskState.STARTING and code == "environment_lost"
+            if lifecycle.is_open(live.task) and not placed_again:
                 await self.fail(live, code, detail)
 
         await self._registry.decide(live, lose)

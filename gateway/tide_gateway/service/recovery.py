@@ -51,7 +51,8 @@ class Recovery:
         members, left = self._registry.members, []
         for task_id, worker in await self._registry.repository.unfinished():
             live = self._registry.lives.get(task_id)
-            if worker not in members.alive or (worker == members.me.name and (live is None or not live.busy)):
+            idle = task_id not in self._starts.admitting and (live is None or not live.busy)
+            if worker not in members.alive or (worker == members.me.name and idle):
                 left.append(task_id)
         return await self._all(left, self.take_over)
 

@@ -12,20 +12,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
-from tide_gateway import deadlines, lifecycle, upstream
-from tide_gateway.fleet import Fleet, Vanished
+from tide_gateway import lifecycle, upstream
+from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import ASLEEP_S, Task
 from tide_gateway.repository import StorageFailed
 from tide_gateway.repository.instances import StaleTask
 from tide_gateway.repository.slots import KeyTaken, rules_of
 from tide_gateway.rows import Change, Event
-from tide_gateway.runtimes import LaunchFailed, Server
+from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.service import answers
-from tide_gateway.service.endings import Endings, failed_start, peer_start
+from tide_gateway.service.endings import Endings, failed_start
 from tide_gateway.service.live import Live, Registry, unfinished
+from tide_gateway.service.placing import Placing
 from tide_gateway.service.start_keys import StartKeys
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
@@ -42,6 +42,9 @@ class Starts:
         registry: the open tasks.
         fleets: environment servers by environment.
         endings: ends what a start replaces, and starts that fail.
+
+    Attributes:
+        admitting: ids of tasks whose first row is being written, and which are about to be worked on.
     """
 
     def __init__(self, registry: Registry, fleets: Mapping[str, Fleet], endings: Endings) -> None:
@@ -49,7 +52,9 @@ class Starts:
         self._fleets = fleets
         self._endings = endings
         self._keys = StartKeys(registry, endings)
+        self._placing = Placing(registry)
         self._admitting: set[asyncio.Future[Any]] = set()
+        self.admitting: set[str] = set()
         self.stopping = False
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
@@ -111,10 +116,14 @@ class Starts:
             max_pause_s=fleet.spec.max_pause_s or ASLEEP_S,
             max_wall_s=fleet.spec.max_wall_s or ASLEEP_S,
         )
-        await self._admit(task, data, fleet, now_s)
-        if self._registry.closed:
-            raise unfinished()  # its row ends with the others, or is another replica's to go on with
-        return self._spawn(task, data, fleet)
+        self.admitting.add(task.task_id)
+        try:
+            await self._admit(task, data, fleet, now_s)
+            if self._registry.closed:
+                raise unfinished()  # its row ends with the others, or is another replica's to go on with
+            return self._spawn(task, data, fleet)
+        finally:
+            self.admitting.discard(task.task_id)
 
     def _spawn(self, task: Task, data: dict[str, Any], fleet: Fleet) -> Live:
         live = self._registry.adopt(task)
@@ -158,11 +167,8 @@ class Starts:
             raise
 
     async def _bring_up(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
-        task = live.task
         try:
-            server = await self._place(live, fleet)
-            limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + 1.0
-            answer, raw = await upstream.start(server, peer_start(task, server.health.environment, data), limit_s)
+            answer, raw = await self._placing.start_somewhere(live, data, fleet)
             first = _first_observation(live, raw)
         except (LaunchFailed, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
             await self._failed(live, error)
@@ -190,45 +196,10 @@ class Starts:
             return
         self._finish(live, first)
 
-    async def _place(self, live: Live, fleet: Fleet) -> Server:
-        """A healthy server with room for the task, its name committed in the task's row.
-
-        Raises:
-            LaunchFailed: the launch that it waited for failed.
-            StaleTask: the task was ended, or is another replica's now.
-        """
-        avoid: set[str] = set()
-        while True:
-            name = live.task.instance
-            if name and name not in avoid:
-                try:
-                    return await fleet.ready(name)
-                except Vanished:
-                    avoid.add(name)
-            async with live.lock:
-                if live.task.state is not TaskState.STARTING or live.task.worker != self._registry.me:
-                    raise StaleTask(live.task.task_id)
-                before = live.task
-                try:
-                    instance = await fleet.place(before.task_id, before.version, frozenset(avoid))
-                except StaleTask:
-                    await self._read_again(live)
-                    continue
-                if instance is not None:
-                    # From the row that was changed: the cache may have read the new one meanwhile.
-                    self._registry.advance(live, replace(before, instance=instance.name, version=before.version + 1))
-            if instance is None:
-                await fleet.wait_for_room()
-
     async def _superseded(self, live: Live) -> None:
         """The task's row is another's: whoever waits here gets what becomes of it there."""
-        await self._read_again(live)
+        await self._placing.read_again(live)
         await self._until_started(live)
-
-    async def _read_again(self, live: Live) -> None:
-        task = await self._registry.repository.task(live.task.task_id)
-        if task is not None and task.version > live.task.version:
-            live.task = task
 
     def _follow(self, live: Live) -> None:
         """Wait for a start that another replica runs."""
@@ -242,7 +213,7 @@ class Starts:
             while live.task.state is TaskState.STARTING:
                 await asyncio.sleep(pause_s)
                 pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
-                await self._read_again(live)
+                await self._placing.read_again(live)
             self._finish(live, await self._stored(live.task))
         except TideError as error:
             live.fail_start(error)

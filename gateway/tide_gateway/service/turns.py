@@ -71,7 +71,10 @@ class Turns:
                 raise _turn_conflict(turn)
             return live.running
 
-        taken = await registry.decide(live, take)
+        try:
+            taken = await registry.decide(live, take)
+        except TideError as error:
+            raise await self._unless_replaced(live.task, error) from error
         return await asyncio.shield(taken.answer) if isinstance(taken, Running) else taken
 
     async def latest(self, owner: str, task_id: str) -> bytes:
@@ -112,6 +115,14 @@ class Turns:
         if running.worker is not None:
             running.worker.cancel()
         self._begin(live, running, sends=True)
+
+    async def _unless_replaced(self, task: Task, error: TideError) -> TideError:
+        """The refusal of a new turn: however an attempt was over, what counts is that a higher one has begun."""
+        if error.code not in ("ended", "expired", "state_conflict"):
+            return error
+        newest = await self._registry.repository.newest_attempt(task.owner, task.key)
+        replaced = newest is not None and newest.attempt > task.attempt
+        return lifecycle.stale(task) if replaced else error
 
     async def _stored(self, live: Live, turn: int, message: dict[str, Any]) -> bytes:
         stored = await self._check_same(live, turn, message)
