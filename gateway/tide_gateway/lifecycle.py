@@ -272,7 +272,9 @@ def released(task: Task, account: tuple[float | None, Mapping[str, Any]] | None,
             lost = Outcome(kind="failed", reason="environment_lost")
             return replace(task, released=True, outcome=lost, detail=detail, reward=None, worker="")
         return replace(task, released=True, reward=reward, metrics=metrics, worker="")
-    failed = task.outcome is not None and task.outcome.kind == "failed"
+    outcome = task.outcome
+    # An environment that never answered says nothing about the agent, whatever sum it had so far.
+    failed = outcome is not None and (outcome.kind == "failed" or outcome.clock in (ClockName.START, ClockName.TURN))
     return _move(
         task,
         TaskState.ENDED,

@@ -21,6 +21,8 @@ from tide_sdk.http_parse import Response
 from tide_sdk.wire import MAX_LIMIT_S, EndResponse, EpochResponse, HealthResponse, ObservationResponse, StartResponse
 
 MAX_RESENDS = 5
+TRY_S = 15.0
+"""Seconds after which a call without an answer is sent again: what a network swallowed never comes."""
 PROBE_TIMEOUT_S = 5.0
 MAX_WORDS = 1000
 """Characters of a server's own words that are kept in rows and answers."""
@@ -130,9 +132,13 @@ async def _call(
         if left_s <= 0:
             raise TimeoutError
         try:
-            response = await server.channel.request("POST", path, body, timeout_s=left_s, idempotent=True)
+            response = await server.channel.request("POST", path, body, timeout_s=min(left_s, TRY_S), idempotent=True)
         except DeadlineExceeded as error:
-            raise TimeoutError from error
+            if left_s <= TRY_S:
+                raise TimeoutError from error
+            # It may only take its time: then the server joins the two.
+            await _same_incarnation(server, deadline_s)
+            continue
         except QueueFull as error:
             raise EnvironmentFailed(503, "", "too many calls to the environment server wait") from error
         except ProtocolFailed as error:

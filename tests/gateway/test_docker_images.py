@@ -52,7 +52,7 @@ def options_of(**changes: Any) -> DockerOptions:
 
 
 @pytest.mark.parametrize("pull", ["missing", "always"])
-async def test_a_thousand_launches_at_once_pull_once(pull):
+async def test_g20_a_thousand_launches_at_once_pull_once(pull):
     engine, images = PullingEngine(), Images()
     await asyncio.gather(*(images.ensure(engine, options_of(pull=pull)) for _ in range(1000)))
     assert engine.num_pulls == 1
@@ -102,7 +102,7 @@ async def test_an_image_that_may_not_be_pulled_is_named():
         await Images().ensure(PullingEngine(), options_of(pull="never"))
 
 
-async def test_an_image_of_another_architecture_is_refused_and_both_are_named():
+async def test_g29_an_image_of_another_architecture_is_refused_and_both_are_named():
     engine = PullingEngine(registry={"maze": "arm64"})
     with pytest.raises(LaunchFailed, match=r"built for linux/arm64, but the engine .* wants linux/amd64"):
         await Images().ensure(engine, options_of())

@@ -140,7 +140,7 @@ async def test_a_bridge_is_internal_and_shared_by_all_that_ask_at_once(tmp_path)
         assert engine.client().networks(filters={"label": "tide.deployment"}) == []
 
 
-async def test_a_published_port_is_reached_at_the_address_that_was_configured(runtime):
+async def test_g29_a_published_port_is_reached_at_the_address_that_was_configured(runtime):
     spec = port_spec(connect="bridge", address="127.0.0.1")
     servers = await asyncio.gather(*(runtime.launch(f"p{number}", number, spec, LAUNCH_S) for number in range(2)))
     assert all(server.place.url.startswith("http://127.0.0.1:") for server in servers)

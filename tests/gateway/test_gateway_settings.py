@@ -101,7 +101,7 @@ def test_wrong_tokens_are_refused_without_being_shown(tmp_path, environ):
     assert "0123456789abcdef" not in str(caught.value)
 
 
-def test_strangers_are_only_let_in_with_tokens(tmp_path):
+def test_g27_strangers_are_only_let_in_with_tokens(tmp_path):
     settings = read(tmp_path, {})
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
         check_bind(host, settings, has_keys=False)

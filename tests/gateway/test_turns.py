@@ -16,7 +16,7 @@ async def refused(call) -> TideError:
     return caught.value
 
 
-async def test_a_duplicate_in_flight_joins_and_acts_once(bench, eventually):
+async def test_g26_a_duplicate_in_flight_joins_and_acts_once(bench, eventually):
     task_id = (await bench.start(step_s=0.05))["task_id"]
     answers = await asyncio.gather(*(bench.act(task_id, 0) for _ in range(20)))
     assert {answer["info"]["effects"] for answer in answers} == {1}

@@ -198,7 +198,9 @@ class Endings:
         seen, now_s = self._released_s.get(environment, deque()), self._registry.time.now_s()
         while seen and seen[0] < now_s - RECENT_S:
             seen.popleft()
-        return Releases(len(seen) * len(self._registry.members.alive), RECENT_S)
+        # A quiet minute before the first of them says nothing about how fast they come now.
+        recent_s = max(1.0, now_s - seen[0]) if seen else RECENT_S
+        return Releases(len(seen) * len(self._registry.members.alive), recent_s)
 
     async def _release(self, live: Live) -> None:
         account: tuple[float | None, Mapping[str, object]] | None = None
@@ -254,7 +256,7 @@ class Endings:
             await asyncio.wait({live.releasing})
         pause_s, waited_s = _POLL_S, 0.0
         limit_s = live.task.clocks[ClockName.END].limit_s + 2.0 * self._registry.members.lease_s
-        while not live.task.released and waited_s < limit_s:
+        while not live.task.released and waited_s < limit_s and not self._registry.closed:
             task = await self._registry.repository.task(live.task.task_id)
             if task is None or task.released or task.worker == self._registry.me:
                 live.task = task or live.task

@@ -214,8 +214,13 @@ class Registry:
         self.advance(live, after)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run work that outlives the call that began it; a failure of it is logged."""
+        """Run work that outlives the call that began it; a failure of it is logged.
+
+        Work that a stop no longer waits for is broken off where it first waits, so that it tells its callers.
+        """
         task = asyncio.create_task(work, name=name)
+        if self.closed:
+            asyncio.get_running_loop().call_soon(task.cancel)
         self._background.add(task)
         task.add_done_callback(self._over)
         return task

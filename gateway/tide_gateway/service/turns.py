@@ -170,7 +170,8 @@ class Turns:
             await self._play(live, running)
         except BaseException:
             # A stop, most often while the result was being written; whoever asks again finds the turn as stored.
-            if live.running is running and running.worker is asyncio.current_task():
+            # Without a worker it is an end that could not be written either.
+            if live.running is running and running.worker in (None, asyncio.current_task()):
                 live.running = None
                 running.fail(unfinished())
             raise
