@@ -17,6 +17,7 @@ from tide_gateway.lifecycle import Task, TurnVerdict
 from tide_gateway.rows import Event, Intent, Result
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings
+from tide_gateway.service.following import until_answered
 from tide_gateway.service.live import Live, Registry, Running, unfinished
 from tide_gateway.service.pauses import Pauses
 from tide_sdk import codec
@@ -27,7 +28,6 @@ from tide_sdk.wire import ObservationResponse
 MAX_TELLS = 3
 _SLACK_S = 1.0
 """Added to the deadline of an upstream call: the sweep ends the task first, with the clock's name."""
-_POLL_S, _MAX_POLL_S = 0.02, 0.25
 
 
 class Turns:
@@ -161,7 +161,7 @@ class Turns:
     def _begin(self, live: Live, running: Running, *, sends: bool) -> None:
         running.sends = sends
         live.running = running
-        work = self._act(live, running) if sends else self._until_answered(live, running)
+        work = self._act(live, running) if sends else until_answered(self._registry, live, running)
         running.worker = self._registry.spawn(work, f"tide-act-{live.task.task_id}")
 
     async def _act(self, live: Live, running: Running) -> None:
@@ -218,7 +218,7 @@ class Turns:
             running.fail(error)
             return
         if after is None:
-            await self._until_answered(live, running)
+            await until_answered(self._registry, live, running)
             return
         if not running.answer.done():
             running.answer.set_result(answers.with_clocks(stored, live.task, registry.time.now_s()))
@@ -251,39 +251,10 @@ class Turns:
             return True
 
         if not await self._registry.decide(live, fail):
-            await self._until_answered(live, running)
+            await until_answered(self._registry, live, running)
 
     def _is_ours(self, task: Task, running: Running) -> bool:
         return lifecycle.is_busy(task) and task.turn == running.turn and task.worker == self._registry.me
-
-    async def _until_answered(self, live: Live, running: Running) -> None:
-        """Look until the turn is over, wherever it is acted; its clocks, kept by every replica's sweep, bound it."""
-        pause_s = _POLL_S
-        try:
-            while True:
-                task = await self._registry.repository.task(live.task.task_id) or live.task
-                if task.version > live.task.version:
-                    live.task = task
-                if task.turn > running.turn:
-                    stored = await self._registry.repository.turn_of(task.task_id, running.turn)
-                    if stored is not None and stored.answer is not None and not running.answer.done():
-                        now_s = self._registry.time.now_s()
-                        running.answer.set_result(answers.with_clocks(stored.answer, task, now_s))
-                    break
-                if not lifecycle.is_open(task):
-                    running.worker = None
-                    running.fail(lifecycle.refusal(task))
-                    break
-                if not lifecycle.is_busy(task):
-                    break
-                await asyncio.sleep(pause_s)
-                pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
-        finally:
-            if live.running is running and running.worker in (None, asyncio.current_task()):
-                live.running = None
-                if not running.answer.done():
-                    running.worker = None
-                    running.fail(unfinished())
 
 
 def _is_next(task: Task, turn: int) -> bool:
