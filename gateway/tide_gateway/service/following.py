@@ -14,6 +14,7 @@ _POLL_S, _MAX_POLL_S = 0.02, 0.25
 async def until_answered(registry: Registry, live: Live, running: Running) -> None:
     """Look until the turn is over, wherever it is acted; its clocks, kept by every replica's sweep, bound it."""
     pause_s = _POLL_S
+    running.sends = False
     try:
         while True:
             task = await registry.repository.task(live.task.task_id) or live.task

@@ -72,6 +72,7 @@ class Live:
     Attributes:
         task: the row as last read or committed.
         starting: the start in flight, here or followed; `started` is what its callers wait for.
+        follows: `starting` only looks how the start goes on elsewhere.
         running: the action in flight, here or followed.
         releasing: the release of its environment, in flight or over.
         peer_lock: orders what is said to the environment server about pauses.
@@ -82,6 +83,7 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     starting: asyncio.Task[None] | None = None
     started: asyncio.Future[bytes] | None = None
+    follows: bool = False
     running: Running | None = None
     releasing: asyncio.Task[None] | None = None
     peer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -95,6 +97,15 @@ class Live:
             or self.peer_lock.locked()
             or self.running is not None
             or any(work is not None and not work.done() for work in (self.starting, self.releasing))
+        )
+
+    @property
+    def works(self) -> bool:
+        """True while this process does what the task's worker has to do, and does not only look on."""
+        return (
+            (self.running is not None and self.running.sends)
+            or (self.starting is not None and not self.starting.done() and not self.follows)
+            or (self.releasing is not None and not self.releasing.done())
         )
 
     def fail_start(self, error: TideError) -> None:

@@ -51,7 +51,8 @@ class Recovery:
         members, left = self._registry.members, []
         for task_id, worker in await self._registry.repository.unfinished():
             live = self._registry.lives.get(task_id)
-            idle = task_id not in self._starts.admitting and (live is None or not live.busy)
+            held = live is not None and (live.works or live.lock.locked() or live.peer_lock.locked())
+            idle = task_id not in self._starts.admitting and not held
             if worker not in members.alive or (worker == members.me.name and idle):
                 left.append(task_id)
         return await self._all(left, self.take_over)
@@ -66,7 +67,7 @@ class Recovery:
         async def take() -> bool:
             now, members = live.task, self._registry.members
             mine = now.worker == members.me.name
-            if not now.worker or (now.worker in members.alive and not mine) or (mine and self._in_flight(live)):
+            if not now.worker or (now.worker in members.alive and not mine) or (mine and live.works):
                 return False
             await self._endings.refuse_elsewhere(now)
             await self._registry.commit(live, lifecycle.taken_over(now, members.me.name))
@@ -132,12 +133,6 @@ class Recovery:
                 await self._endings.begin(live, Outcome(kind="aborted", reason=OWNER_LOST), detail=OWNER_LOST)
 
         await self._registry.decide(live, end)
-
-    @staticmethod
-    def _in_flight(live: Live) -> bool:
-        return live.running is not None or any(
-            work is not None and not work.done() for work in (live.starting, live.releasing)
-        )
 
     async def _all(self, task_ids: list[str], work) -> list[Exception]:
         async def one(task_id: str) -> None:

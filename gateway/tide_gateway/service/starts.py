@@ -79,7 +79,7 @@ class Starts:
         if live.started is not None and live.started.done():
             live.started = None  # how it ended is in the row
         if live.started is None and live.task.state is TaskState.STARTING:
-            self._follow(live)
+            self._join(live, data, fleet)
         if live.started is not None:
             stored = await asyncio.shield(live.started)
         else:
@@ -92,10 +92,7 @@ class Starts:
             live.starting.cancel()
         if live.started is None:
             live.started = asyncio.get_running_loop().create_future()
-        fleet = self._fleets[live.task.environment]
-        live.starting = self._registry.spawn(
-            self._run(live, codec.loads(request), fleet), f"tide-start-{live.task.task_id}"
-        )
+        self._go(live, codec.loads(request), self._fleets[live.task.environment])
 
     async def _begin(self, owner: str, request: StartRequest, data: dict[str, Any], fleet: Fleet) -> Live:
         if self.stopping:
@@ -128,8 +125,12 @@ class Starts:
     def _spawn(self, task: Task, data: dict[str, Any], fleet: Fleet) -> Live:
         live = self._registry.adopt(task)
         live.started = asyncio.get_running_loop().create_future()
-        live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{task.task_id}")
+        self._go(live, data, fleet)
         return live
+
+    def _go(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
+        live.follows = False
+        live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{live.task.task_id}")
 
     async def settle(self) -> None:
         """Return when no new row is being written any more; `stopping` is set before."""
@@ -198,12 +199,19 @@ class Starts:
 
     async def _superseded(self, live: Live) -> None:
         """The task's row is another's: whoever waits here gets what becomes of it there."""
+        live.follows = True
         await self._placing.read_again(live)
         await self._until_started(live)
 
-    def _follow(self, live: Live) -> None:
-        """Wait for a start that another replica runs."""
+    def _join(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
+        """Wait for a start that is under way elsewhere, or go on with one of ours that a fault broke off."""
         live.started = asyncio.get_running_loop().create_future()
+        if live.starting is not None and not live.starting.done():
+            return  # it tells whoever waits
+        if live.task.worker == self._registry.me:
+            self._go(live, data, fleet)
+            return
+        live.follows = True
         live.starting = self._registry.spawn(self._until_started(live), f"tide-follow-{live.task.task_id}")
 
     async def _until_started(self, live: Live) -> None:
