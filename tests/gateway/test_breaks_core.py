@@ -8,11 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from tide_gateway.database import OutcomeUnknown, StorageFailed
-from tide_gateway.repository import group
+from tide_gateway.blobs import BlobStore
+from tide_gateway.database import OutcomeUnknown, StorageFailed, open_database
+from tide_gateway.repository import Repository, group
 from tide_gateway.rows import Change
+from tide_gateway.runtimes.fake import FakeRuntime
+from tide_gateway.service.tasks import TaskService
+from tide_gateway.specs import EnvironmentSpec
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
+
+LIMITS = {"start": 30.0, "idle": 20.0, "turn": 10.0, "active": 100.0, "end": 5.0}
 
 
 async def refused(call) -> TideError:
@@ -61,3 +67,44 @@ async def test_a_start_that_may_have_been_admitted_goes_on_when_it_is_repeated(b
     async with asyncio.timeout(10):
         answer = await bench.start()
     assert await bench.state(answer["task_id"]) == "waiting"
+
+
+async def test_a_replica_that_was_cut_off_breaks_no_owners_promise(bench):
+    task_id = (await bench.start())["task_id"]
+    await bench.service.heartbeat("local", "", 5.0)
+    bench.time.advance(10.0)
+    bench.service.members.wrote(asyncio.get_running_loop().time() - 60.0)
+    await bench.service._sweeper.tend()
+    assert await bench.state(task_id) == "waiting"
+    bench.service.members.wrote(asyncio.get_running_loop().time())
+    await bench.service._sweeper.tend()
+    assert (await bench.service.task("local", task_id)).outcome.reason == "owner_lost"
+
+
+async def test_a_gateway_that_opens_slowly_ends_nothing_for_that_time(benches, eventually, monkeypatch):
+    before = await benches.open(limits=LIMITS)
+    task_id = (await before.start())["task_id"]
+    await before.service.heartbeat("local", "", 5.0)
+    await benches.crash(before)
+    engine_s = 60.0
+
+    async def slow_survey(_runtime) -> set[str]:
+        benches.time.advance(engine_s)
+        members.wrote(asyncio.get_running_loop().time() - engine_s)
+        return benches.world.names()
+
+    monkeypatch.setattr(FakeRuntime, "survey", slow_survey)
+    spec = EnvironmentSpec.model_validate({"name": "scripted", "runtime": "fake", "limits": LIMITS})
+    database = open_database(benches.url)
+    repository = Repository(database, BlobStore(benches.folder / "blobs"))
+    service = TaskService({"scripted": spec}, {"fake": FakeRuntime(benches.world)}, repository, benches.time)
+    members = service.members
+    try:
+        await service.open()
+        monkeypatch.undo()
+        await eventually(lambda: not members.lapsed(asyncio.get_running_loop().time()), "a heartbeat is written")
+        await service.sweep()
+        assert (await service.task("local", task_id)).state.value == "waiting"
+    finally:
+        await service.stop(drain_s=0.0)
+        await database.close()

@@ -94,7 +94,6 @@ class Sweeper:
     async def beat(self) -> None:
         """Write the heartbeat for ever; see who else is alive."""
         failed, loop, members = False, asyncio.get_running_loop(), self._registry.members
-        members.wrote(loop.time())
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             sent_at = loop.time()
@@ -156,8 +155,11 @@ class Sweeper:
         failures = await self._recovery.take_over_all()
         if repository.shared:
             await self._recovery.read_again()
-        for beat in await repository.replicas.overdue_owners(registry.time.now_s()):
-            failures += await self._recovery.end_of_owner(beat)
+        # The moment before the look: whatever holds that up is no silence of the owners'.
+        now_s = registry.time.now_s()
+        if not registry.members.lapsed(asyncio.get_running_loop().time()):
+            for beat in await repository.replicas.overdue_owners(now_s):
+                failures += await self._recovery.end_of_owner(beat)
         if registry.members.dead:
             # Their rows have done their part: everything they kept is seen as left over without them.
             before_s = registry.time.now_s() - registry.members.lease_s

@@ -99,6 +99,9 @@ class TaskService:
         )
         if outage_s > 0:
             log.info("no gateway was up for %.1f s, which no clock counts", outage_s)
+        if self._clock_sweeps:
+            # From here on: a long way to the first heartbeat is an outage too.
+            self.members.wrote(asyncio.get_running_loop().time())
         await self._sweeper.beat_once()
         await self._sweeper.reconcile()
         for failure in await self._sweeper.tend():
