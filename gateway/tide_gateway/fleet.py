@@ -81,6 +81,7 @@ class Fleet:
         self._not_before_s = 0.0
         self._last_failure = ""
         self._share = spec.tasks_per_server
+        self._tried: set[str] = set()
         self.closing = False
 
     @property
@@ -199,6 +200,7 @@ class Fleet:
         `rows` were read before `loads`, so that a row whose version still fits has no task that is not in `loads`.
         """
         mine = {row.name: row for row in rows if row.environment == self.spec.name}
+        self._tried &= mine.keys() | self._keepers.keys()
         for name in [name for name in self.servers if name not in mine or mine[name].state is InstanceState.GONE]:
             if name not in self._keepers:
                 await self.drop(name)
@@ -234,6 +236,11 @@ class Fleet:
         if server is not None:
             server.exited.set()
             await server.channel.aclose()
+
+    def may_launch(self, name: str) -> bool:
+        """True once for each instance: of a launch that was broken off something may be left under the name."""
+        tried, self._tried = name in self._tried, self._tried | {name}
+        return not tried
 
     def launched(self, failure: str) -> None:
         """Note how a launch ended; failed ones are tried again later and later."""

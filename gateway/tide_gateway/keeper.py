@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tide_gateway import upstream
 from tide_gateway.members import Members
-from tide_gateway.repository import Instance, InstanceState
+from tide_gateway.repository import Instance, InstanceState, StorageFailed
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
 from tide_sdk.clocks import ClockName
 from tide_sdk.http import TransportError
@@ -83,6 +83,10 @@ class Keeper:
             pass  # retired, or the gateway stops: see below
         except _NotMine:
             self._destroy, self.failure = False, ""
+        except StorageFailed as error:
+            # That says nothing about the server: the next tending goes on from its row.
+            log.warning("instance %s is left as it is for now: %s", self.name, error)
+            self._destroy, self.failure = False, ""
         except Exception:
             log.exception("keeping instance %s failed", self.name)
             self.failure = self.failure or "an unexpected failure; see the gateway's log"
@@ -96,7 +100,7 @@ class Keeper:
 
     async def _live(self) -> None:
         row = self._row
-        fresh = row.state is InstanceState.LAUNCHING and row.replica == self._me
+        fresh = row.state is InstanceState.LAUNCHING and row.replica == self._me and self._fleet.may_launch(self.name)
         if row.replica != self._me:
             log.warning("instance %s is taken over from replica %s", self.name, row.replica or "(none)")
             await self._write(replica=self._me)
@@ -106,7 +110,7 @@ class Keeper:
             server = await self._launch()
         elif row.state is InstanceState.LAUNCHING:
             # Tasks that were placed on it are placed again, by whoever works on them.
-            self._why, self._tasks_end = "the gateway that launched the environment server is gone", False
+            self._why, self._tasks_end = "the launch of the environment server was broken off", False
             return
         else:
             server = await self._attach()

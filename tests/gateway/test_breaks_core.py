@@ -108,3 +108,45 @@ async def test_a_gateway_that_opens_slowly_ends_nothing_for_that_time(benches, e
     finally:
         await service.stop(drain_s=0.0)
         await database.close()
+
+
+async def test_a_server_outlives_a_look_that_the_database_refused(benches, eventually, monkeypatch):
+    bench = await benches.open(servers=1, capacity=1, freeze=True, probe_interval_s=0.1)
+    task_id = (await bench.start())["task_id"]
+    refusals: list[str] = []
+
+    async def refuse(name: str) -> bool:
+        refusals.append(name)
+        raise StorageFailed("the database is away")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(bench.repository.instances, "paused", refuse)
+        await eventually(lambda: bool(refusals) and not bench.service.fleets["scripted"]._keepers, "the keeper is over")
+    await bench.service.sweep()
+    assert (await bench.act(task_id, 0))["info"]["effects"] == 1
+    assert bench.service.fleets["scripted"]._keepers.keys() == bench.runtime.world.names() == {refusals[0]}
+
+
+async def test_a_launch_that_could_not_be_written_down_is_made_good(benches, eventually, monkeypatch):
+    bench = await benches.open(servers=1)
+    rows, left = bench.repository.instances, [1, 1]
+    honest = rows.keep
+
+    async def keep(*args, **values):
+        if left:
+            left.pop()
+            raise StorageFailed("the database is away")
+        return await honest(*args, **values)
+
+    monkeypatch.setattr(rows, "keep", keep)
+    starting = asyncio.create_task(bench.start())
+    await eventually(lambda: len(left) < 2, "the server is launched")
+
+    async def started() -> bool:
+        await bench.service.sweep()
+        return starting.done()
+
+    await eventually(started, "the task is placed on another server")
+    assert (await bench.act((await starting)["task_id"], 0))["turn"] == 1
+    await bench.service.sweep()
+    assert {row.name for row, _, _ in await bench.service.servers()} == bench.runtime.world.names()
