@@ -150,3 +150,51 @@ async def test_a_launch_that_could_not_be_written_down_is_made_good(benches, eve
     assert (await bench.act((await starting)["task_id"], 0))["turn"] == 1
     await bench.service.sweep()
     assert {row.name for row, _, _ in await bench.service.servers()} == bench.runtime.world.names()
+
+
+async def frozen(benches, eventually):
+    """A bench with a paused task whose server is frozen."""
+    bench = await benches.open(servers=1, capacity=1, freeze=True)
+    task_id = (await bench.start())["task_id"]
+    await bench.pause(task_id)
+    await eventually(lambda: len(benches.world.frozen) == 1, "the server is frozen")
+    return bench, task_id
+
+
+def engine_away(runtime, times: int):
+    """A runtime whose engine does not answer that many times."""
+    honest, left = runtime.freeze, [0] * times
+
+    async def freeze(server, frozen: bool) -> None:
+        if left and not frozen:
+            left.pop()
+            raise OSError("the engine does not answer")
+        await honest(server, frozen)
+
+    return freeze
+
+
+async def test_an_action_waits_for_a_thaw_that_the_engine_refused_at_first(benches, eventually, monkeypatch):
+    bench, task_id = await frozen(benches, eventually)
+    monkeypatch.setattr(bench.runtime, "freeze", engine_away(bench.runtime, 2))
+    await bench.resume(task_id)
+    async with asyncio.timeout(10):
+        assert (await bench.act(task_id, 0))["info"]["effects"] == 1
+
+
+async def test_an_end_waits_for_a_thaw_and_is_over_with_its_clock(benches, eventually, monkeypatch):
+    bench, task_id = await frozen(benches, eventually)
+    with monkeypatch.context() as fault:
+        fault.setattr(bench.runtime, "freeze", engine_away(bench.runtime, 2))
+        async with asyncio.timeout(10):
+            assert (await bench.end(task_id))["outcome"]["kind"] == "aborted"
+    await bench.service.sweep()
+    body = {"key": "b", "limits": {"end": 0.5}}
+    task_id = (await bench.start(**body))["task_id"]
+    await bench.pause(task_id)
+    await eventually(lambda: len(benches.world.frozen) == 1, "the server is frozen")
+    with monkeypatch.context() as fault:
+        fault.setattr(bench.runtime, "freeze", engine_away(bench.runtime, 10**6))
+        async with asyncio.timeout(10):
+            assert (await bench.end(task_id))["reward"] is None
+    assert await bench.freed()

@@ -236,11 +236,15 @@ class Endings:
         async with asyncio.timeout(limit_s):
             server = await self.reach(task)
             peer_task = task.peer_task
-            if self.freezes(task):
+            while self.freezes(task):
                 try:
                     await self.freeze(task, server, frozen=False)
+                    break
                 except Gone as error:
                     raise upstream.EnvironmentLost(str(error)) from error
+                except OSError as error:
+                    log.warning("task %s is not thawed yet: %s", task.task_id, error)
+                    await asyncio.sleep(_MAX_POLL_S)
             if not peer_task:
                 # The start was under way: repeated, it tells the id by which the task can be ended.
                 stored = await self._registry.repository.start_of(task.task_id)

@@ -25,6 +25,7 @@ from tide_sdk.wire import EpochRequest
 log = logging.getLogger(__name__)
 
 TELL_TIMEOUT_S = 10.0
+THAW_PAUSE_S = 0.5
 
 
 class Pauses:
@@ -79,20 +80,32 @@ class Pauses:
                 return  # else another replica has resumed it meanwhile
 
     async def before_action(self, live: Live) -> None:
-        """Make sure that the environment server does not hold a pause which is over, as far as that is not known."""
+        """Make sure that the environment server does not hold a pause which is over, as far as that is not known.
+
+        Raises:
+            EnvironmentLost: it is gone. The caller sets the deadline.
+        """
         wanted = (live.task.epoch, False)
         if live.told not in (None, wanted) or (
             live.told is None and (live.task.epoch > 0 or self._endings.freezes(live.task))
         ):
             await self.settle(live)
+            while self._endings.freezes(live.task) and live.told != _wanted(live) and lifecycle.is_busy(live.task):
+                # What is frozen answers nothing, and takes no action: not even to say that it does not.
+                await asyncio.sleep(THAW_PAUSE_S)
+                await self._endings.reach(live.task)
+                await self.settle(live)
 
     async def _tell_all(self, live: Live) -> None:
         while lifecycle.is_open(live.task) and live.task.peer_task and live.told != _wanted(live):
             live.told = told = _wanted(live)
             try:
                 await self._tell(live, paused=told[1])
-            except (TimeoutError, Gone, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
-                log.warning("task %s: telling the environment failed: %s", live.task.task_id, error)
+            except (OSError, Gone, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
+                words = error or type(error).__name__
+                log.warning("task %s: telling the environment failed: %s", live.task.task_id, words)
+                if live.told == told and not told[1]:
+                    live.told = (-1, True)  # the next action must not meet a pause
                 return
 
     async def _tell(self, live: Live, *, paused: bool) -> None:
