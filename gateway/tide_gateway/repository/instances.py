@@ -18,6 +18,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from tide_gateway.database import Database
 from tide_gateway.models import InstanceRow, TaskRow
+from tide_gateway.rows import storable
 from tide_gateway.specs import EnvironmentSpec
 from tide_sdk.clocks import TaskState
 
@@ -190,8 +191,7 @@ class InstanceRows:
 
         None where the row is gone, or is kept by a replica that is not among `keepers`.
         """
-        if "state" in values:
-            values["state"] = InstanceState(values["state"]).value
+        values = _columns(values)
         mine = (InstanceRow.name == name, InstanceRow.replica.in_(list(keepers)))
 
         def write(connection: Connection) -> Instance | None:
@@ -249,9 +249,14 @@ def _insert(connection: Connection, instance: Instance) -> None:
     connection.execute(insert(InstanceRow).values(values | {"state": instance.state.value}))
 
 
-def _update(connection: Connection, instance: Instance, **values: Any) -> bool:
+def _columns(values: dict[str, Any]) -> dict[str, Any]:
     if "state" in values:
-        values["state"] = InstanceState(values["state"]).value
+        values = values | {"state": InstanceState(values["state"]).value}
+    return values | {"detail": storable(values["detail"])} if "detail" in values else values
+
+
+def _update(connection: Connection, instance: Instance, **values: Any) -> bool:
+    values = _columns(values)
     changed = connection.execute(
         update(InstanceRow)
         .where(InstanceRow.name == instance.name, InstanceRow.version == instance.version)
