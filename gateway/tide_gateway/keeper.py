@@ -95,7 +95,10 @@ class Keeper:
             # A second cancellation must not leave a server half destroyed.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({down})
-        if (error := down.exception()) is not None:
+        error = down.exception()
+        if isinstance(error, StorageFailed):
+            log.error("instance %s is not brought down yet: %s", self.name, error)
+        elif error is not None:
             log.error("bringing down instance %s failed", self.name, exc_info=error)
 
     async def _live(self) -> None:

@@ -198,3 +198,32 @@ async def test_an_end_waits_for_a_thaw_and_is_over_with_its_clock(benches, event
         async with asyncio.timeout(10):
             assert (await bench.end(task_id))["reward"] is None
     assert await bench.freed()
+
+
+async def test_any_words_of_a_server_are_stored_with_its_row(bench, eventually):
+    await bench.start()
+    fleet = bench.service.fleets["scripted"]
+    (name,) = fleet.servers
+    fleet._keepers[name]._why = "it said \0 and died"
+    bench.runtime.world.kill(name)
+
+    async def gone() -> bool:
+        return await bench.repository.instances.get(name) is None
+
+    await eventually(gone, "the row of the dead server is removed")
+
+
+async def test_a_task_whose_loss_could_not_be_written_is_lost_with_the_next_sweep(bench, eventually, failing_once):
+    task_id = (await bench.start())["task_id"]
+    await bench.pause(task_id)
+    failing_once(lambda change: change.after.state is TaskState.ENDING)
+    for name in bench.runtime.world.names():
+        bench.runtime.world.kill(name)
+    await eventually(lambda: not bench.service.fleets["scripted"]._keepers, "the keeper has done what it could")
+
+    async def lost() -> bool:
+        await bench.service.sweep()
+        return await bench.state(task_id) == "ended"
+
+    await eventually(lost, "the task is ended")
+    assert not await bench.service.servers()

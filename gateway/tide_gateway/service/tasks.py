@@ -225,9 +225,11 @@ class TaskService:
         outcomes = await asyncio.gather(
             *(self._endings.lose(task_id, code, words) for task_id in task_ids), return_exceptions=True
         )
-        for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, TideError):
-                log.error("a task of instance %s could not be ended", instance, exc_info=outcome)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if failures:
+            # The keeper keeps the row, and tries again: without it nobody would know that the tasks are lost.
+            words = f"{len(failures)} tasks of instance {instance} could not be ended: {failures[0]!r}"
+            raise StorageFailed(words) from failures[0]
 
     async def _drain(self, drain_s: float) -> None:
         busy = [live.running.answer for live in self._registry.lives.values() if live.running is not None]
