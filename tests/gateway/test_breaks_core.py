@@ -227,3 +227,50 @@ async def test_a_task_whose_loss_could_not_be_written_is_lost_with_the_next_swee
 
     await eventually(lost, "the task is ended")
     assert not await bench.service.servers()
+
+
+async def test_an_owners_prefix_is_meant_letter_by_letter(bench):
+    other = (await bench.start("RUN_A/1"))["task_id"]
+    mine = (await bench.start("run_a/1"))["task_id"]
+    assert await bench.service.heartbeat("local", "run_a/", 5.0) == 1
+    bench.time.advance(6.0)
+    await bench.service.sweep()
+    assert await bench.state(other) == "waiting"
+    assert (await bench.service.task("local", mine)).outcome.reason == "owner_lost"
+
+
+async def test_an_engine_that_does_not_answer_does_not_stop_the_sweep(benches, eventually, monkeypatch):
+    bench = await benches.open()
+    task_id = (await bench.start())["task_id"]
+    asked = asyncio.Event()
+
+    async def hang(_runtime) -> set[str]:
+        asked.set()
+        await asyncio.Event().wait()
+        return set()
+
+    monkeypatch.setattr(FakeRuntime, "survey", hang)
+    sweeping = asyncio.create_task(bench.service._sweeper.run())
+    await eventually(asked.is_set, "the engine is asked")
+    bench.time.advance(30.0)
+
+    async def expired() -> bool:
+        return await bench.state(task_id) == "ended"
+
+    async with asyncio.timeout(10):
+        await eventually(expired, "the idle clock has run out")
+    sweeping.cancel()
+
+
+async def test_a_server_that_does_not_listen_holds_up_no_sweep(benches, eventually):
+    bench = await benches.open()
+    task_id = (await bench.start())["task_id"]
+    for name in benches.world.names():
+        benches.world.freeze(name, True)
+    await bench.pause(task_id)
+    await benches.crash(bench)
+    async with asyncio.timeout(5):  # telling a pause takes as long as TELL_TIMEOUT_S
+        after = await benches.open()
+    assert await after.state(task_id) == "paused"
+    for name in benches.world.names():
+        benches.world.freeze(name, False)
