@@ -78,7 +78,8 @@ class Recovery:
             log.info("task %s (%s) is taken over from replica %s", task_id, task.state.value, task.worker)
             if live.task.state is TaskState.PAUSED:
                 live.told = (-1, False)
-                await self._pauses.settle(live)
+                # A server that does not listen must not hold up the others.
+                self._registry.spawn(self._pauses.settle(live), f"tide-tell-{task_id}")
 
     async def end_of_owner(self, beat: Heartbeat) -> list[Exception]:
         """End the open tasks of an owner whose heartbeat has not come; the heartbeat goes with the last of them."""

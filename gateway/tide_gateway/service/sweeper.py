@@ -63,11 +63,14 @@ class Sweeper:
         self._fleets = fleets
         self._runtimes = runtimes
         self._interval_s = interval_s
+        self._reconciling: asyncio.Future[None]
         self._next_s = {"tend": 0.0, "reconcile": 0.0, "forget": 0.0}
 
     async def run(self) -> None:
         """Sweep for ever. One failed sweep is logged and the next one tried."""
         loop = asyncio.get_running_loop()
+        self._reconciling = loop.create_future()
+        self._reconciling.set_result(None)
         while True:
             await asyncio.sleep(self._interval_s)
             if self._registry.members.lapsed(loop.time()):
@@ -77,8 +80,9 @@ class Sweeper:
                 failures += await self.expire()
                 if self._due("tend", TEND_S, loop.time()):
                     failures += await self.tend()
-                if self._due("reconcile", RECONCILE_S, loop.time()):
-                    await self.reconcile()
+                if self._reconciling.done() and self._due("reconcile", RECONCILE_S, loop.time()):
+                    # On its own: an engine that does not answer must not stop the clocks.
+                    self._reconciling = self._registry.spawn(self.reconcile(), "tide-reconcile")
                 if self._registry.repository.shared and self._due("forget", FORGET_S, loop.time()):
                     self._recovery.forget_idle()
             except StorageFailed as error:
