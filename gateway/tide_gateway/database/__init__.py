@@ -14,8 +14,9 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -130,6 +131,23 @@ class Database:
             StorageFailed: as `write`.
         """
         return await self._reads.run(fn)
+
+    @asynccontextmanager
+    async def alone(self, gate: asyncio.Lock) -> AsyncGenerator[None, None]:
+        """Hold the gate, so that calls which would only wait for the same lock do not hold the threads that all share.
+
+        Raises:
+            StorageFailed: the gate was not free within the deadline of a call.
+        """
+        try:
+            async with asyncio.timeout(self._backend.deadline_s):
+                await gate.acquire()
+        except TimeoutError as error:
+            raise StorageFailed(f"other calls did not end in {self._backend.deadline_s:g} s") from error
+        try:
+            yield
+        finally:
+            gate.release()
 
     def lock(self, connection: Connection, name: str) -> None:
         """Inside `write`: wait until this transaction alone holds the lock of that name, which it keeps to its end.

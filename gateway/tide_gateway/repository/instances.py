@@ -162,7 +162,7 @@ class InstanceRows:
             return Placement(after, created)
 
         # One at a time, as in `SlotRows.admit`.
-        async with self._gates[spec.name]:
+        async with self._database.alone(self._gates[spec.name]):
             return await self._database.write(write)
 
     async def add(self, spec: EnvironmentSpec, fresh: Callable[[int], Instance], *, max_spare: int) -> Instance | None:

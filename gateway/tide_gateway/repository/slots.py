@@ -114,7 +114,7 @@ class SlotRows:
             return None
 
         # One at a time: others would only wait for the same lock, and with it hold the threads that all share.
-        async with self._gates[task.environment]:
+        async with self._database.alone(self._gates[task.environment]):
             return await self._database.write(write)
 
     async def views(self, rules: Mapping[str, Rules], owner: str, now_s: float) -> dict[str, Slots]:
