@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from tide_gateway import lifecycle
 from tide_gateway.repository.replicas import Heartbeat
@@ -45,11 +46,11 @@ class Recovery:
         self._endings = endings
         self._gate = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def take_over_all(self) -> list[Exception]:
-        """Take over every task whose worker is dead, and those of this replica's own that lost their work to a fault;
-        what failed is returned, and is tried again next time."""
+    async def take_over_all(self, unfinished: Iterable[tuple[str, str]]) -> list[Exception]:
+        """Of tasks that have something in flight (id and worker), take over those whose worker is dead, and those of
+        this replica's own that lost their work to a fault; what failed is returned, and is tried again next time."""
         members, left = self._registry.members, []
-        for task_id, worker in await self._registry.repository.unfinished():
+        for task_id, worker in unfinished:
             live = self._registry.lives.get(task_id)
             held = live is not None and (live.works or live.lock.locked() or live.peer_lock.locked())
             idle = task_id not in self._starts.admitting and not held

@@ -153,10 +153,15 @@ class Sweeper:
         registry, repository = self._registry, self._registry.repository
         rows = await repository.instances.all()
         loads = await repository.instances.loads()
+        unfinished = await repository.unfinished()
+        named = {row.replica for row in rows} | {worker for _, worker in unfinished}
+        if named - registry.members.alive - registry.members.dead - {""}:
+            # One that began to work after the last heartbeat here is not dead.
+            await self.beat_once()
         alive = registry.members.alive
         dead = frozenset(row.replica for row in rows if row.replica not in alive)
         await asyncio.gather(*(fleet.tend(rows, loads, dead=dead) for fleet in self._fleets.values()))
-        failures = await self._recovery.take_over_all()
+        failures = await self._recovery.take_over_all(unfinished)
         if repository.shared:
             await self._recovery.read_again()
         # The moment before the look: whatever holds that up is no silence of the owners'.

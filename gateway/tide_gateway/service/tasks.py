@@ -13,7 +13,7 @@ from tide_gateway.committer import Committer
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import Task
 from tide_gateway.members import LEASE_S, Members, this_replica
-from tide_gateway.repository import Instance, Repository, StorageFailed
+from tide_gateway.repository import Instance, InstanceState, Repository, StorageFailed
 from tide_gateway.repository.replicas import Heartbeat
 from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.rows import Change, Event
@@ -144,12 +144,14 @@ class TaskService:
                 self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
             )
             ends = last and not keep
+            # Read now: what a gateway that opens from here on makes, or takes over, is not ours to end.
+            rows = await self._repository.instances.all() if ends else []
             if ends:
                 lost = [task for task in await self._repository.open_tasks() if not task.released]
                 await self._close_tasks(lost, "the gateway was stopped, and the environment server with it")
             await asyncio.gather(*(fleet.close(destroy=ends) for fleet in self.fleets.values()))
             if ends:
-                await self._destroy_all()
+                await self._destroy_all(rows)
         except StorageFailed as error:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
         self._registry.lives.clear()
@@ -238,19 +240,20 @@ class TaskService:
         if pending:
             await asyncio.wait(pending, timeout=drain_s)
 
-    async def _destroy_all(self) -> None:
+    async def _destroy_all(self, rows: list[Instance]) -> None:
         """Destroy the servers that no keeper of this process had: those of replicas that died."""
         gate = asyncio.Semaphore(STOP_AT_ONCE)
 
         async def destroy(row: Instance) -> None:
             async with gate:
+                if await self._repository.instances.keep(row.name, {row.replica}, state=InstanceState.GONE) is None:
+                    return  # removed already, or a new gateway's
                 place = Place.loads(row.place) if row.place else None
                 runtime, fleet = self._runtimes.get(row.runtime), self.fleets.get(row.environment)
                 if runtime is not None:
                     await runtime.destroy(row.name, fleet.spec if fleet else None, place, DESTROY_GRACE_S)
                 await self._repository.instances.forget(row.name)
 
-        rows = await self._repository.instances.all()
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
                 await asyncio.gather(*(destroy(row) for row in rows))

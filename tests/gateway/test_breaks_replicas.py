@@ -1,0 +1,54 @@
+"""Replicas that come and go at the wrong moment: one that has just begun is not dead, one that stops ends only its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tide_gateway.service.tasks import TaskService
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+async def replicated(benches_class, fresh_databases, tmp_path):
+    with fresh_databases.fresh("postgres") as url:
+        benches = benches_class(url, tmp_path)
+        yield benches
+        await benches.close()
+
+
+async def test_a_replica_that_has_just_begun_is_not_taken_for_dead(replicated):
+    older = await replicated.open()
+    newer = await replicated.open()
+    starting = asyncio.create_task(newer.start(start_s=3600.0))
+    async with asyncio.timeout(10):
+        while not await newer.repository.unfinished() or not await newer.service.servers():
+            await asyncio.sleep(0.01)
+    await older.service._sweeper.tend()
+    (unfinished,) = await newer.repository.unfinished()
+    assert unfinished[1] == newer.service.replica
+    assert [row.replica for row, _, _ in await newer.service.servers()] == [newer.service.replica]
+    starting.cancel()
+
+
+async def test_a_gateway_that_opens_while_the_last_one_stops_keeps_its_servers(replicated, monkeypatch):
+    stopping = await replicated.open()
+    await stopping.start("old")
+    opened = []
+    honest = TaskService._destroy_all
+
+    async def late(service, *args) -> None:
+        # The stop has said that it is the last one, and destroys what it had; a new gateway comes up.
+        newer = await replicated.open()
+        opened.append((newer, (await newer.start("new"))["task_id"]))
+        await honest(service, *args)
+
+    with monkeypatch.context() as stop:
+        stop.setattr(TaskService, "_destroy_all", late)
+        await stopping.service.stop(drain_s=0.0)
+    ((newer, task_id),) = opened
+    await newer.service.sweep()
+    assert (await newer.act(task_id, 0))["turn"] == 1
+    assert {row.name for row, _, _ in await newer.service.servers()} == replicated.world.names()
