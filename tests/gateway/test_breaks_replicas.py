@@ -52,3 +52,11 @@ async def test_a_gateway_that_opens_while_the_last_one_stops_keeps_its_servers(r
     await newer.service.sweep()
     assert (await newer.act(task_id, 0))["turn"] == 1
     assert {row.name for row, _, _ in await newer.service.servers()} == replicated.world.names()
+
+
+async def test_an_action_gets_the_time_that_an_outage_took(replicated, monkeypatch):
+    bench = await replicated.open()
+    task_id = (await bench.start(step_s=2.0, limits={"turn": 0.5}))["task_id"]
+    monkeypatch.setattr("tide_gateway.service.turns._SLACK_S", 0.0)
+    # No time passes on the task's clock while the action takes four times its limit.
+    assert (await bench.act(task_id, 0))["info"]["effects"] == 1

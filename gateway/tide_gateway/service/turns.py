@@ -179,10 +179,8 @@ class Turns:
     async def _play(self, live: Live, running: Running) -> None:
         registry = self._registry
         try:
-            answer, raw = await self._ask(live, running)
+            answer, raw = await self._ask_in_time(live, running)
         except TimeoutError:
-            await self._endings.expire(live.task.task_id)
-            # Not overdue, then, as the stored clock tells it (it may have been set back), and yet no answer came.
             await self._broken(live, running, "environment_failed", "the environment did not answer in time")
             return
         except upstream.EnvironmentLost as error:
@@ -224,6 +222,17 @@ class Turns:
             running.answer.set_result(answers.with_clocks(stored, live.task, registry.time.now_s()))
         if after.state is TaskState.PAUSED:
             await self._pauses.settle(live)
+
+    async def _ask_in_time(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
+        """The environment's answer, asked for again where an outage that no clock counts gave it more time."""
+        while True:
+            try:
+                return await self._ask(live, running)
+            except TimeoutError:
+                await self._endings.expire(live.task.task_id)
+                left_s = deadlines.remaining_s(live.task, self._registry.time.now_s())
+                if live.running is not running or not self._is_ours(live.task, running) or left_s <= 0:
+                    raise
 
     async def _ask(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
         """The environment's answer; a server that still thinks that the task is paused is told again."""
