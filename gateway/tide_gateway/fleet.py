@@ -20,7 +20,7 @@ from tide_gateway import upstream
 from tide_gateway.keeper import Keeper
 from tide_gateway.members import Members
 from tide_gateway.repository import Instance, InstanceRows, InstanceState
-from tide_gateway.repository.instances import LIVING
+from tide_gateway.repository.instances import wants_spare
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Runtime, Server
 from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
@@ -186,13 +186,8 @@ class Fleet:
 
     async def condemn(self, name: str, why: str) -> None:
         """Give the server no more tasks; it dies when its last one is over, at once where it has no other."""
-        for _ in range(5):
-            row = await self.rows.get(name)
-            if row is None or row.state not in LIVING:
-                return
-            if await self.rows.change(row, state=InstanceState.CONDEMNED, detail=why) is not None:
-                log.warning("instance %s is condemned: %s", name, why)
-                return
+        if await self.rows.condemn(name, why):
+            log.warning("instance %s is condemned: %s", name, why)
 
     async def tend(self, rows: Iterable[Instance], loads: Counter[str], *, dead: frozenset[str]) -> None:
         """Bring this replica in line with the rows, and the rows that it keeps in line with what is asked for.
@@ -212,18 +207,18 @@ class Fleet:
             keeper = self._keepers.get(row.name)
             if keeper is None and (row.replica == self._members.me.name or row.replica in dead or not row.replica):
                 self._keep(row)
-            elif keeper is not None and not loads[row.name] and self._superfluous(row):
+            elif keeper is not None and row.state is InstanceState.GONE and row.replica == self._members.me.name:
+                keeper.retire(row)  # again, or as it was not known that the row was written
+            elif keeper is not None and not loads[row.name] and row.superfluous(self.spec):
                 # Checked by the row's version: a task that was placed since keeps it.
                 after = await self.rows.change(row, state=InstanceState.GONE, detail=row.detail or "retired")
                 if after is not None:
                     keeper.retire(after)
-        if self.spec.warm and self._members.leads and self._loop_s() >= self._not_before_s:
-            made = await self.rows.add(self.spec, self._fresh, max_spare=self.spec.warm)
+        # Any replica does it, as not all may know the environment; the write looks again.
+        if wants_spare(self.spec, list(mine.values()), loads) and self._loop_s() >= self._not_before_s:
+            made = await self.rows.add(self.spec, self._fresh)
             if made is not None:
                 self._keep(made)
-
-    def _superfluous(self, row: Instance) -> bool:
-        return row.state is InstanceState.CONDEMNED or (row.state is InstanceState.READY and row.retired(self.spec))
 
     async def frozen(self, name: str) -> bool:
         """True while the one task of an instance that freezes is paused: it cannot answer, and is not asked."""

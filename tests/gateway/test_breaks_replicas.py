@@ -1,4 +1,4 @@
-"""Replicas that come and go at the wrong moment: one that has just begun is not dead, one that stops ends only its own."""
+"""Replicas that come and go at the wrong moment: one that has just begun is alive, one that stops ends only its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tide_gateway.database import OutcomeUnknown
 from tide_gateway.service.tasks import TaskService
 
 pytestmark = pytest.mark.postgres
@@ -19,13 +20,15 @@ async def replicated(benches_class, fresh_databases, tmp_path):
         await benches.close()
 
 
-async def test_a_replica_that_has_just_begun_is_not_taken_for_dead(replicated):
+async def test_a_replica_that_has_just_begun_is_not_taken_for_dead(replicated, eventually):
     older = await replicated.open()
     newer = await replicated.open()
     starting = asyncio.create_task(newer.start(start_s=3600.0))
-    async with asyncio.timeout(10):
-        while not await newer.repository.unfinished() or not await newer.service.servers():
-            await asyncio.sleep(0.01)
+
+    async def placed() -> bool:
+        return any([num_tasks for _, _, num_tasks in await newer.service.servers()])
+
+    await eventually(placed, "the newer one works")
     await older.service._sweeper.tend()
     (unfinished,) = await newer.repository.unfinished()
     assert unfinished[1] == newer.service.replica
@@ -60,3 +63,36 @@ async def test_an_action_gets_the_time_that_an_outage_took(replicated, monkeypat
     monkeypatch.setattr("tide_gateway.service.turns._SLACK_S", 0.0)
     # No time passes on the task's clock while the action takes four times its limit.
     assert (await bench.act(task_id, 0))["info"]["effects"] == 1
+
+
+async def test_a_warm_pool_fills_where_the_leading_replica_does_not_know_the_environment(replicated):
+    bench = await replicated.open(servers=4, warm=2)
+    members = bench.service.members
+    members.alive = frozenset({"", members.me.name})
+    fleet = bench.service.fleets["scripted"]
+    for _ in range(4):
+        rows, loads = await bench.repository.instances.all(), await bench.repository.instances.loads()
+        await fleet.tend(rows, loads, dead=frozenset())
+    assert len(await bench.service.servers()) == 2
+
+
+async def test_a_server_whose_end_may_have_been_written_is_ended(replicated, monkeypatch, eventually):
+    bench = await replicated.open(retire_after=1)
+    task_id = (await bench.start())["task_id"]
+    await bench.end(task_id)
+    rows, honest = bench.repository.instances, bench.repository.instances.change
+
+    async def change(*args, **values):
+        await honest(*args, **values)
+        raise OutcomeUnknown("lost in the commit")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(rows, "change", change)
+        with pytest.raises(OutcomeUnknown):
+            await bench.service.sweep()
+
+    async def removed() -> bool:
+        await bench.service.sweep()
+        return not await bench.service.servers() and not replicated.world.names()
+
+    await eventually(removed, "the server is gone")

@@ -57,6 +57,10 @@ class Instance:
         """True if it has had as many tasks as its environment allows."""
         return 0 < spec.retire_after <= self.served
 
+    def superfluous(self, spec: EnvironmentSpec) -> bool:
+        """True if it gets no more tasks, so that it can go once it has none."""
+        return self.state is InstanceState.CONDEMNED or (self.state is InstanceState.READY and self.retired(spec))
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -69,6 +73,12 @@ class Placement:
 def may_add(spec: EnvironmentSpec, instances: list[Instance]) -> bool:
     """True if another server may be launched. A condemned one does not count: its tasks may be long."""
     return sum(row.state is not InstanceState.CONDEMNED for row in instances) < spec.servers
+
+
+def wants_spare(spec: EnvironmentSpec, instances: list[Instance], loads: Counter[str]) -> bool:
+    """True if the warm pool may get another server."""
+    spare = [row for row in instances if row.state in LIVING and not loads[row.name] and not row.retired(spec)]
+    return len(spare) < spec.warm and may_add(spec, instances)
 
 
 def best(
@@ -165,15 +175,13 @@ class InstanceRows:
         async with self._database.alone(self._gates[spec.name]):
             return await self._database.write(write)
 
-    async def add(self, spec: EnvironmentSpec, fresh: Callable[[int], Instance], *, max_spare: int) -> Instance | None:
-        """Write the row of a new instance for the warm pool; None where there are `max_spare` already, or no room."""
+    async def add(self, spec: EnvironmentSpec, fresh: Callable[[int], Instance]) -> Instance | None:
+        """Write the row of a new instance for the warm pool; None where that is full, or there is no room."""
 
         def write(connection: Connection) -> Instance | None:
             self._database.lock(connection, f"places/{spec.name}")
             rows = _all(connection, spec.name)
-            loads = _loads(connection, spec.name)
-            spare = [row for row in rows if row.state in LIVING and not loads[row.name] and not row.retired(spec)]
-            if len(spare) >= max_spare or not may_add(spec, rows):
+            if not wants_spare(spec, rows, _loads(connection, spec.name)):
                 return None
             made = fresh(_free_slot(rows))
             _insert(connection, made)
@@ -185,6 +193,13 @@ class InstanceRows:
         """Write new values into a row if it is still as the caller knows it; the row as it is then, else None."""
         done = await self._database.write(lambda c: _update(c, instance, **values))
         return replace(instance, version=instance.version + 1, **values) if done else None
+
+    async def condemn(self, name: str, why: str) -> bool:
+        """Give an instance no more tasks, where it still gets any; True if this call did that."""
+        values = {"state": InstanceState.CONDEMNED.value, "version": InstanceRow.version + 1, "detail": storable(why)}
+        living = InstanceRow.state.in_([state.value for state in LIVING])
+        statement = update(InstanceRow).where(InstanceRow.name == name, living).values(values)
+        return await self._database.write(lambda c: c.execute(statement).rowcount == 1)
 
     async def keep(self, name: str, keepers: Iterable[str], **values: Any) -> Instance | None:
         """Write new values into a row, whatever tasks are placed on it meanwhile; the row as it is then.
