@@ -109,6 +109,11 @@ def upgrade() -> None:
         )
 
     op.execute("UPDATE tasks SET wall_since_s = created_s")
+    # What was in flight is taken over as from a replica that is dead; without a worker nobody would.
+    op.execute(
+        "UPDATE tasks SET worker = 'gateway_0001' WHERE released = 0"
+        " AND state IN ('starting', 'acting', 'pausing', 'ending', 'done')"
+    )
 
 
 def downgrade() -> None:

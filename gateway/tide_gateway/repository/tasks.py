@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database, OutcomeUnknown, StorageFailed
 from tide_gateway.lifecycle import ENDED_S, OPEN, Task
-from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
+from tide_gateway.models import EventRow, InstanceRow, StartRow, TaskRow, TurnRow
 from tide_gateway.repository import group
 from tide_gateway.repository.instances import InstanceRows
 from tide_gateway.repository.replicas import ReplicaRows
@@ -167,6 +167,16 @@ class Repository:
     async def held_by(self, instance: str) -> list[str]:
         """Ids of the tasks that hold a place on an instance."""
         statement = select(TaskRow.task_id).where(TaskRow.instance == instance, TaskRow.released == 0)
+        return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
+
+    async def homeless(self) -> list[str]:
+        """Ids of open tasks whose environment server has no row any more: none is left that they could go on with."""
+        known = select(InstanceRow.name).where(InstanceRow.name == TaskRow.instance).exists()
+        statement = (
+            select(TaskRow.task_id)
+            .where(TaskRow.released == 0, TaskRow.instance != "", ~known)
+            .where(TaskRow.state.in_([state.value for state in OPEN - {TaskState.STARTING}]))
+        )
         return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
 
     async def open_of(self, owner: str, prefix: str, *, limit: int) -> list[str]:

@@ -190,6 +190,9 @@ class Sweeper:
             if row.environment not in self._fleets and row.replica not in self._registry.members.alive:
                 await self._bury(row)
 
+        for task_id in await self._registry.repository.homeless():
+            await self._endings.lose(task_id, "environment_lost", "the environment server is gone")
+
     async def _bury(self, row: Instance) -> None:
         """Remove a server of an environment that is registered no more, and end its tasks."""
         why = f"environment {row.environment} is not registered any more"
