@@ -54,7 +54,7 @@ def processes_of(engine, container_id: str) -> list[int]:
     return [int(row[top["Titles"].index("PID")]) for row in top["Processes"]]
 
 
-async def test_runaway_processes_are_gone_after_the_grace(runtime):
+async def test_g08_runaway_processes_are_gone_after_the_grace(runtime):
     server = await runtime.launch("one", 0, docker_spec(docker={"cpus": 0.5}), LAUNCH_S)
     engine = shared_engine()
     await asyncio.to_thread(inside, engine, server.place.handle, RUNAWAY)
