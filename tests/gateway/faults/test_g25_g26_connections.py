@@ -76,7 +76,7 @@ async def test_g25_what_a_network_swallowed_is_asked_for_again(monkeypatch, mode
     async with behind_proxy() as (_, proxy):
         runtime = RemoteRuntime()
         server = await runtime.launch("far-0", 0, spec_of(proxy.url), 20.0)
-        body = {"environment": "scripted", "key": "k", "task": {"step_s": 1.2}}
+        body = {"environment": "scripted", "key": "k", "task": {"step_s": 0.7}}
         task_id = (await upstream.start(server, body, 20.0))[0].task_id
         acting = asyncio.create_task(upstream.observe(server, task_id, 0, GO, 20.0))
         await asyncio.sleep(0.2)
@@ -85,7 +85,7 @@ async def test_g25_what_a_network_swallowed_is_asked_for_again(monkeypatch, mode
         proxy.switch("pass")
         assert (await acting)[1]["info"]["effects"] == 1
         with pytest.raises(TimeoutError):
-            await upstream.observe(server, task_id, 1, GO, 0.8)
+            await upstream.observe(server, task_id, 1, GO, 0.6)
         assert (await upstream.observe(server, task_id, 1, GO, 20.0))[1]["info"]["effects"] == 2
         await runtime.close()
 
