@@ -116,13 +116,13 @@ async def test_a_connection_lives_through_a_frozen_pause(runtime):
     writer.close()
 
 
-async def test_a_frozen_container_is_attached_to_and_stays_frozen(runtime):
+async def test_a_frozen_container_is_thawed_when_it_is_attached_to(runtime):
     first = await runtime.launch("one", 0, docker_spec(), LAUNCH_S)
     await runtime.freeze(first, True)
     second = await runtime.attach("one", docker_spec(), first.place, LAUNCH_S)
     assert second.health.incarnation == first.health.incarnation
     state = shared_engine().client().inspect_container(first.place.handle)["State"]
-    assert state["Paused"]
+    assert not state["Paused"]
 
 
 async def test_another_deployments_container_is_not_attached_to(tmp_path):
