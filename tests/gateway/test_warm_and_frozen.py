@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from tide_gateway.database import StorageFailed
+
 
 async def spare(bench) -> list[str]:
     """Servers without a task, after a sweep."""
@@ -97,6 +99,25 @@ async def test_a_pause_stops_the_server_and_a_resume_continues_it(benches, event
     await bench.pause(task_id, 3)
     await eventually(lambda: world.frozen == {name}, "its processes are stopped")
     assert (await bench.end(task_id))["outcome"]["kind"] == "aborted"
+
+
+async def test_a_database_that_is_away_for_a_moment_costs_no_server(benches, eventually, monkeypatch):
+    bench = await benches.open(capacity=2, servers=2, freeze=True, probe_interval_s=0.02)
+    task_id = (await bench.start())["task_id"]
+    asked = asyncio.Event()
+
+    async def away(_name):
+        asked.set()
+        raise StorageFailed("the database is away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(bench.repository.instances, "paused", away)
+        await asked.wait()
+        await eventually(lambda: not bench.service.fleets["scripted"]._keepers, "its keeper gives up")
+    await bench.service.sweep()
+    assert (await bench.act(task_id, 0))["info"]["effects"] == 1
+    assert len(benches.world.names()) == 1
+    assert bench.service.fleets["scripted"]._keepers
 
 
 @pytest.mark.parametrize("epochs", [(1, 2), (None, None)])
