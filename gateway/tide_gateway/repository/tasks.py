@@ -184,8 +184,7 @@ class Repository:
         statement = (
             select(TaskRow.task_id)
             .where(TaskRow.owner == owner, TaskRow.released == 0, TaskRow.state.in_([s.value for s in OPEN]))
-            # Not LIKE, which is blind to case in SQLite.
-            .where(func.substr(TaskRow.key, 1, len(prefix)) == prefix)
+            .where(func.substr(TaskRow.key, 1, len(prefix)) == prefix)  # LIKE takes "RUN" for "run" in SQLite
             .limit(limit)
         )
         return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
