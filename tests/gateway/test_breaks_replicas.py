@@ -26,7 +26,7 @@ async def test_a_replica_that_has_just_begun_is_not_taken_for_dead(replicated, e
     starting = asyncio.create_task(newer.start(start_s=3600.0))
 
     async def placed() -> bool:
-        return any([num_tasks for _, _, num_tasks in await newer.service.servers()])
+        return any(num_tasks for _, _, num_tasks in await newer.service.servers())
 
     await eventually(placed, "the newer one works")
     await older.service._sweeper.tend()

@@ -76,6 +76,10 @@ class ReplicaRows:
 
         return await self._database.write(write)
 
+    async def all(self) -> list[Replica]:
+        """All rows."""
+        return await self._database.read(_replicas)
+
     async def beat(self, me: Replica) -> list[Replica]:
         """Write this replica's heartbeat, and its row again if others took it for dead; all rows."""
 

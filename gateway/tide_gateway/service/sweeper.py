@@ -157,7 +157,7 @@ class Sweeper:
         named = {row.replica for row in rows} | {worker for _, worker in unfinished}
         if named - registry.members.alive - registry.members.dead - {""}:
             # One that began to work after the last heartbeat here is not dead.
-            await self.beat_once()
+            registry.members.see(await repository.replicas.all(), registry.time.now_s())
         alive = registry.members.alive
         dead = frozenset(row.replica for row in rows if row.replica not in alive)
         await asyncio.gather(*(fleet.tend(rows, loads, dead=dead) for fleet in self._fleets.values()))
