@@ -80,6 +80,10 @@ def test_tokens_come_from_a_variable_or_a_file_and_are_not_passed_on(tmp_path):
     }
 
 
+def test_the_databases_password_is_not_passed_on_in_any_runtime(tmp_path):
+    assert read(tmp_path, {"PGPASSWORD": "secret", "PGUSER": "tide", "HOME": "/h"}).process_environment == {"HOME": "/h"}
+
+
 @pytest.mark.parametrize(
     "environ",
     [
