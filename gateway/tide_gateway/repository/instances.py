@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -18,6 +18,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from tide_gateway.database import Database
 from tide_gateway.models import InstanceRow, TaskRow
+from tide_gateway.rows import storable
 from tide_gateway.specs import EnvironmentSpec
 from tide_sdk.clocks import TaskState
 
@@ -190,8 +191,7 @@ class InstanceRows:
 
         None where the row is gone, or is kept by a replica that is not among `keepers`.
         """
-        if "state" in values:
-            values["state"] = InstanceState(values["state"]).value
+        values = _columns(values)
         mine = (InstanceRow.name == name, InstanceRow.replica.in_(list(keepers)))
 
         def write(connection: Connection) -> Instance | None:
@@ -255,6 +255,16 @@ def _update(connection: Connection, instance: Instance, **values: Any) -> bool:
     changed = connection.execute(
         update(InstanceRow)
         .where(InstanceRow.name == instance.name, InstanceRow.version == instance.version)
-        .values(version=instance.version + 1, **values)
+        .values(version=instance.version + 1, **_columns(values))
     )
     return changed.rowcount == 1
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(values)
+    if "state" in changed:
+        changed["state"] = InstanceState(changed["state"]).value
+    if "detail" in changed:
+        # A server's last words are in it.
+        changed["detail"] = storable(changed["detail"])
+    return changed
