@@ -152,12 +152,9 @@ async def _run(
     time = DatabaseTime()
     await time.sync(database)
     time.not_before(seen_s)
-    service = TaskService(
-        settings.environments,
-        await make_runtimes(settings, deployment, data, options.outlive_s),
-        repository,
-        time,
-    )
+    left = {row.runtime for row in await repository.instances.all()}
+    runtimes = await make_runtimes(settings, deployment, data, options.outlive_s, left)
+    service = TaskService(settings.environments, runtimes, repository, time)
     owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
     server = _make_server(GatewayApp(service, owners, data / "logs"), options, listener)
 

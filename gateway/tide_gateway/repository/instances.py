@@ -78,7 +78,12 @@ def best(
     with_room = [
         row
         for row in instances
-        if row.state in LIVING and loads[row.name] < row.capacity and not row.retired(spec) and row.name not in avoid
+        if row.state in LIVING
+        and loads[row.name] < row.capacity
+        and not row.retired(spec)
+        and row.name not in avoid
+        # Servers of an older file's runtime are nobody's here.
+        and row.runtime == spec.runtime
     ]
 
     def order(row: Instance) -> tuple[int, bool, int]:
@@ -250,8 +255,6 @@ def _insert(connection: Connection, instance: Instance) -> None:
 
 
 def _update(connection: Connection, instance: Instance, **values: Any) -> bool:
-    if "state" in values:
-        values["state"] = InstanceState(values["state"]).value
     changed = connection.execute(
         update(InstanceRow)
         .where(InstanceRow.name == instance.name, InstanceRow.version == instance.version)
