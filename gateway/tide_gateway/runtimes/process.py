@@ -259,7 +259,10 @@ class ProcessRuntime:
         while not await life.gone_within(pause_s):
             url = _url_of(spec, places, port)
             if url is not None:
-                channel = _channel(url)
+                try:
+                    channel = _channel(url)
+                except ValueError:
+                    raise LaunchFailed(f"the environment server announced {url[:200]!r}, which is no URL") from None
                 health = None
                 try:
                     health = await ask_health(channel)

@@ -27,6 +27,7 @@ _HARMLESS = re.compile(
     # By this whoever runs the gateway finds all that it started.
     r"|TIDE_PROCESS_COOKIE"
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno 98\b", re.IGNORECASE)
 
 
@@ -206,7 +207,8 @@ def says_port_taken(path: Path) -> bool:
 def last_words(path: Path) -> str:
     """The last line of a log and where it is, for an error's end."""
     lines = tail(path)
-    last = f"; its last words: {lines[-1][:300]}" if lines else ""
+    # What a terminal or a reader of our own log would obey stays out of it.
+    last = f"; its last words: {_CONTROL.sub(' ', lines[-1])[:300]}" if lines else ""
     return f"{last} (log: {path})"
 
 
