@@ -51,7 +51,7 @@ class Ways:
         self._lock = asyncio.Lock()
         self._ports: dict[str, int] = {}
         if len(os.fsencode(self.socket("x"))) > MAX_SOCKET_PATH_BYTES:
-            raise ValueError(f"run_dir: {run_dir} is too long for unix sockets; take a shorter path")
+            raise ValueError(f"run_dir: {run_dir} is too long for unix sockets; set TMPDIR to a shorter path")
 
     def folder(self, name: str) -> Path:
         """The folder that holds an instance's socket."""

@@ -55,7 +55,7 @@ class RunFolder:
             FolderRefused: it is another user's, open to others, no folder, or its path is too long for sockets.
         """
         if len(os.fsencode(self.path)) + 1 + 21 > MAX_SOCKET_BYTES:
-            raise FolderRefused(f"{self.path}: too long for unix sockets; choose a shorter run folder")
+            raise FolderRefused(f"{self.path}: too long for unix sockets; set TMPDIR to a shorter path")
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700, parents=True)
         found = self.path.lstat()
