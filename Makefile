@@ -12,6 +12,8 @@ PYTHON ?=
 # Further arguments, for example: make train ARGS="--max-steps 3", make test ARGS="-k clocks".
 ARGS ?=
 TEST_LIMIT_S ?= 1500
+# Test files at once; 0 runs all in one process.
+TEST_WORKERS ?= 3
 export EXTRAS TORCH_INDEX_URL PYTHON
 
 .PHONY: help setup engines train test check format api-snapshot configuration-doc bench-train-peers clean distclean
@@ -29,7 +31,8 @@ train: setup ## train the quickstart's agent and write runs/NAME/report.html
 	.venv/bin/tide-train run examples/quickstart.toml $(ARGS)
 
 test: setup ## run all tests, stopped after TEST_LIMIT_S (1500) seconds
-	timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) $(PY) -m pytest -rs --durations=10 $(ARGS)
+	timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) \
+		$(PY) -m pytest -rs --durations=10 -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 check: ## format, lint, types, import direction, layout, sizes, public names, links
 	@test -x $(PY) || { echo "no .venv yet: run make setup first" >&2; exit 1; }

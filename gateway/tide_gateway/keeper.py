@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tide_gateway import upstream
 from tide_gateway.members import Members
-from tide_gateway.repository import Instance, InstanceState
+from tide_gateway.repository import Instance, InstanceState, StorageFailed
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
 from tide_sdk.clocks import ClockName
 from tide_sdk.http import TransportError
@@ -83,6 +83,10 @@ class Keeper:
             pass  # retired, or the gateway stops: see below
         except _NotMine:
             self._destroy, self.failure = False, ""
+        except StorageFailed as error:
+            log.warning("instance %s is kept again once the database answers: %s", self.name, error)
+            # A server that is ready has done nothing wrong; one that is launching has no row to be found by.
+            self._destroy = self._row.state is InstanceState.LAUNCHING
         except Exception:
             log.exception("keeping instance %s failed", self.name)
             self.failure = self.failure or "an unexpected failure; see the gateway's log"

@@ -38,7 +38,7 @@ LIMITS = {"start": 30.0, "idle": 20.0, "turn": 10.0, "active": 100.0, "end": 5.0
 @pytest.fixture(params=kind_params())
 def database_url(request: pytest.FixtureRequest, fresh_databases: FreshDatabases) -> Iterator[str]:
     """An empty, migrated database: each test that uses it runs on SQLite and on PostgreSQL."""
-    with fresh_databases.fresh(request.param) as url:
+    with fresh_databases.fresh(request.param, reuse=True) as url:
         yield url
 
 

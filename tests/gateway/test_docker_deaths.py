@@ -54,7 +54,7 @@ def processes_of(engine, container_id: str) -> list[int]:
     return [int(row[top["Titles"].index("PID")]) for row in top["Processes"]]
 
 
-async def test_runaway_processes_are_gone_after_the_grace(runtime):
+async def test_g08_runaway_processes_are_gone_after_the_grace(runtime):
     server = await runtime.launch("one", 0, docker_spec(docker={"cpus": 0.5}), LAUNCH_S)
     engine = shared_engine()
     await asyncio.to_thread(inside, engine, server.place.handle, RUNAWAY)
@@ -116,13 +116,13 @@ async def test_a_connection_lives_through_a_frozen_pause(runtime):
     writer.close()
 
 
-async def test_a_frozen_container_is_attached_to_and_stays_frozen(runtime):
+async def test_a_frozen_container_is_thawed_when_it_is_attached_to(runtime):
     first = await runtime.launch("one", 0, docker_spec(), LAUNCH_S)
     await runtime.freeze(first, True)
     second = await runtime.attach("one", docker_spec(), first.place, LAUNCH_S)
     assert second.health.incarnation == first.health.incarnation
     state = shared_engine().client().inspect_container(first.place.handle)["State"]
-    assert state["Paused"]
+    assert not state["Paused"]
 
 
 async def test_another_deployments_container_is_not_attached_to(tmp_path):

@@ -49,14 +49,14 @@ async def test_a_server_that_exits_is_quoted_and_its_log_is_kept(runtime, tmp_pa
     assert await left_of(runtime) == (set(), [])
 
 
-async def test_a_server_that_never_listens_is_removed_and_its_log_is_kept(runtime, tmp_path):
+async def test_g10_a_server_that_never_listens_is_removed_and_its_log_is_kept(runtime, tmp_path):
     with pytest.raises(LaunchFailed, match="not healthy within 4 s; its last words: sleeping"):
         await runtime.launch("one", 0, docker_spec(command=SLEEP), 4.0)
     assert await left_of(runtime) == (set(), [])
     assert shared_engine().client().containers(all=True, filters={"label": "tide.instance=one"}) == []
 
 
-async def test_one_start_that_hangs_holds_up_no_other(runtime):
+async def test_g13_one_start_that_hangs_holds_up_no_other(runtime):
     hanging = asyncio.create_task(runtime.launch("hangs", 0, docker_spec(command=SLEEP), LAUNCH_S))
     servers = await asyncio.gather(
         *(runtime.launch(f"s{number}", number, docker_spec(), LAUNCH_S) for number in (1, 2, 3))

@@ -40,7 +40,7 @@ async def test_a_late_turn_is_refused_even_before_the_sweep_comes(bench):
     assert (await bench.end(other))["outcome"]["kind"] == "expired"
 
 
-async def test_a_thousand_reads_extend_nothing(bench):
+async def test_g05_hundreds_of_reads_extend_nothing(bench):
     task_id = (await bench.start())["task_id"]
     for _ in range(100):
         bench.time.advance(0.199)

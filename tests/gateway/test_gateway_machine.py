@@ -52,7 +52,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="tide-test-")
-        self.fresh = self.databases.fresh(self.kind)
+        self.fresh = self.databases.fresh(self.kind, reuse=True)
         self.runner = asyncio.Runner()
         self.benches = self.benches_class(self.fresh.__enter__(), Path(self.folder.name))
         self.num_opened = 0

@@ -64,7 +64,7 @@ def test_a_killed_environment_server_is_a_typed_error_and_null_reward(gateways):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_ends_tasks_and_servers_and_leaves_the_database_whole(gateways, number):
+def test_g12_a_stop_ends_tasks_and_servers_and_leaves_the_database_whole(gateways, number):
     gateway = gateways(servers=2)
     with gateway.client() as client:
         tasks = [start(client, f"k{i}", hang_turn=0)["task_id"] for i in range(4)]

@@ -50,7 +50,7 @@ def test_idle_runs_out_unpaused_and_stands_still_paused():
     assert resumed.clocks[ClockName.IDLE].consumed(1000.2) == pytest.approx(1.7)
 
 
-def test_fifty_pauses_of_three_times_the_limit_leave_no_drift():
+def test_g02_fifty_pauses_of_three_times_the_limit_leave_no_drift():
     task, now_s = waiting(), 0.0
     for number in range(50):
         now_s += 0.01

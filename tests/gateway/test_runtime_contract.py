@@ -22,10 +22,8 @@ BOUND_S = 30.0
 
 
 def kinds() -> list:
-    # A kind without a bench is not built yet.
-    built = [kind for kind in KINDS if importlib.util.find_spec(f"runtime_bench_{kind}") is not None]
     return [
-        pytest.param(kind, marks=[getattr(pytest.mark, KINDS[kind])] if KINDS[kind] else [], id=kind) for kind in built
+        pytest.param(kind, marks=[getattr(pytest.mark, KINDS[kind])] if KINDS[kind] else [], id=kind) for kind in KINDS
     ]
 
 
@@ -210,6 +208,17 @@ async def test_a_frozen_server_is_the_same_when_it_is_thawed(bench):
     assert (await acting).info["effects"] == 1
     assert (await upstream.probe(server)).incarnation == server.health.incarnation
     assert not server.exited.is_set()
+
+
+async def test_a_frozen_server_is_thawed_by_whoever_attaches(bench):
+    if not bench.freezes:
+        pytest.skip("servers of this kind cannot be frozen")
+    server = await launch(bench)
+    await bench.runtime.freeze(server, True)
+    spec = bench.spec().model_copy(update={"freeze": True})
+    found = await bench.again().attach(server.name, spec, server.place, 20.0)
+    assert found.health.incarnation == server.health.incarnation
+    assert (await upstream.probe(server)).incarnation == server.health.incarnation
 
 
 async def test_a_server_that_is_gone_cannot_be_frozen(bench):

@@ -45,7 +45,7 @@ async def test_attempt_0_and_no_attempt_are_the_same(bench):
     assert (await bench.start("a"))["task_id"] == (await bench.start("a", attempt=0))["task_id"]
 
 
-async def test_a_higher_attempt_ends_the_older_one_whose_late_turn_is_stale(bench, eventually):
+async def test_g07_a_higher_attempt_ends_the_older_one_whose_late_turn_is_stale(bench, eventually):
     old = (await bench.start("a"))["task_id"]
     await bench.act(old, 0)
     new = (await bench.start("a", attempt=1))["task_id"]
@@ -73,6 +73,14 @@ async def test_the_cap_holds_under_concurrency_and_counts_starting_tasks(benches
     assert codes == ["capacity"] * 92
     assert tasks_on_servers(bench) == 8
     assert [tasks for _, _, tasks in await bench.service.servers()] == [4, 4]
+
+
+async def test_a_burst_of_starts_does_not_keep_their_server_from_becoming_ready(benches):
+    bench = await benches.open(capacity=100, servers=1)
+    async with asyncio.timeout(20):
+        started = await asyncio.gather(*(bench.start(f"k{number}") for number in range(100)))
+    assert len(started) == tasks_on_servers(bench) == 100
+    assert len(bench.runtime.launched) == 1
 
 
 async def test_a_refused_start_leaves_no_row_and_may_be_repeated(benches):
@@ -105,7 +113,7 @@ async def test_a_done_task_gives_its_slot_back_before_it_is_read(benches, eventu
     assert (await bench.end(task_id))["reward"] == 0.25
 
 
-async def test_a_server_that_does_not_launch_fails_the_start_and_leaves_nothing(bench, eventually):
+async def test_g10_a_server_that_does_not_launch_fails_the_start_and_leaves_nothing(bench, eventually):
     bench.runtime.num_failures = 1
     error = await refused(bench.start("a"))
     assert (error.code, "fails to launch" in error.detail) == ("environment_failed", True)
@@ -151,7 +159,7 @@ async def test_another_owners_task_does_not_exist(bench):
         assert (await refused(call)).code == "not_found"
 
 
-async def test_ten_rounds_leave_memory_as_it_was(bench):
+async def test_g14_ten_rounds_leave_memory_as_it_was(bench):
     for number in range(50):
         task_id = (await bench.start(f"k{number}", turns=1))["task_id"]
         await bench.act(task_id, 0)

@@ -28,8 +28,10 @@ def table(runtime: str, command: tuple[str, ...] = (), **options: Any) -> dict[s
     """
     if runtime == "process":
         path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(SUPPORT)])
-        mine = {"command": [sys.executable, *command]} if command else {}
-        return scripted(**mine, **{"env": {"PYTHONPATH": path}} | options)
+        mine: dict[str, Any] = {"env": {"PYTHONPATH": path}}
+        if command:
+            mine["command"] = [sys.executable, *command]
+        return scripted("process", **mine | options)
     from docker_engine import docker_spec  # here: it needs the docker library
 
     spec = docker_spec().model_dump(mode="json", exclude_defaults=True)

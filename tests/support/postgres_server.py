@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,13 @@ class PostgresServer:
         name = f"t{self._num_databases}"
         self.execute(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else ""))
         return self.url(name)
+
+    def empty_database(self, url: str, tables: Iterable[str]) -> None:
+        """Delete all rows of the tables, after whoever is still connected was disconnected."""
+        name = url.split("@/")[1].split("?")[0]
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+        self.execute(others, (name,))
+        self.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY", database=name)
 
     def drop_database(self, url: str) -> None:
         """Remove a database, whoever is connected to it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database, OutcomeUnknown, StorageFailed
@@ -174,7 +174,7 @@ class Repository:
         statement = (
             select(TaskRow.task_id)
             .where(TaskRow.owner == owner, TaskRow.released == 0, TaskRow.state.in_([s.value for s in OPEN]))
-            .where(TaskRow.key.startswith(prefix, autoescape=True))
+            .where(func.substr(TaskRow.key, 1, len(prefix)) == prefix)  # LIKE takes "RUN" for "run" in SQLite
             .limit(limit)
         )
         return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))

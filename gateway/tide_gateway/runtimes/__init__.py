@@ -117,7 +117,8 @@ class Runtime(Protocol):
 
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
         """Find a server that another gateway process launched, and make sure that it is healthy. Its life goes on
-        when this process ends. Attaching to one that this process has already gives a second `Server` for it.
+        when this process ends. Attaching to one that this process has already gives a second `Server` for it. A server
+        of an environment that freezes is thawed for good: freezing it again could undo another gateway's resume.
 
         Raises:
             Gone: nothing of that name lives there, or it is not healthy within `timeout_s`. Nothing was destroyed.

@@ -99,8 +99,7 @@ class DockerRuntime:
             raise
 
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
-        """Find a container that another process launched; see `Runtime.attach`. A frozen one is thawed for the
-        question and frozen again."""
+        """Find a container that another process launched, thawed where it was frozen; see `Runtime.attach`."""
         if not place.host or not place.handle:
             raise Gone(f"instance {name} was not launched on an engine")
         engine = self._engines.get(place.host)
@@ -110,12 +109,7 @@ class DockerRuntime:
                 watch = self._watches.add(place.handle, name, engine.url)
                 if state is not None and state.is_frozen:
                     await engine.call("unpause", place.handle)
-                try:
-                    server = await self._connect(engine, name, place, watch)
-                finally:
-                    if state is not None and state.is_frozen:
-                        await engine.call("pause", place.handle)
-                return server
+                return await self._connect(engine, name, place, watch)
         except TimeoutError:
             raise Gone(f"instance {name} is not healthy within {timeout_s:g} s") from None
         except (LaunchFailed, EngineRefused, EngineUnreachable) as error:

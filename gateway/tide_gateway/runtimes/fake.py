@@ -222,6 +222,8 @@ class FakeRuntime:
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
         """See `Runtime.attach`."""
         server = self.world.view(name)
+        if spec.freeze:
+            self.world.freeze(name, False)
         try:
             health = await server.channel.request("GET", "/health", timeout_s=timeout_s)
         except (ConnectFailed, Disconnected, DeadlineExceeded) as error:

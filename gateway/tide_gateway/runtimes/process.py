@@ -137,6 +137,8 @@ class ProcessRuntime:
                 raise Gone(f"the environment server {name} (pid {life.pid}) ended")
 
         channel = _channel(place.url)
+        if spec.freeze:
+            signal_tree(life.pid, signal.SIGCONT)
         try:
             async with asyncio.timeout(timeout_s):
                 health = await until_healthy(channel, check)

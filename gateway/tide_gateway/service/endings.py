@@ -239,7 +239,7 @@ class Endings:
             if self.freezes(task):
                 try:
                     await self.freeze(task, server, frozen=False)
-                except Gone as error:
+                except (Gone, OSError) as error:
                     raise upstream.EnvironmentLost(str(error)) from error
             if not peer_task:
                 # The start was under way: repeated, it tells the id by which the task can be ended.

@@ -91,7 +91,7 @@ class Pauses:
             live.told = told = _wanted(live)
             try:
                 await self._tell(live, paused=told[1])
-            except (TimeoutError, Gone, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
+            except (OSError, Gone, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
                 log.warning("task %s: telling the environment failed: %s", live.task.task_id, error)
                 return
 

@@ -59,8 +59,9 @@ async def check(benches, bench, eventually, script: dict) -> None:
 
     async def no_orphan() -> bool:
         await bench.service.sweep()
-        rows = {row.name for row in await bench.repository.instances.all()}
-        return benches.world.names() == rows and on_servers(benches) == await bench.taken() == int(lives)
+        rows = {row.name: row.state for row in await bench.repository.instances.all()}
+        settled = set(rows.values()) <= {"ready"} and benches.world.names() == rows.keys()
+        return settled and on_servers(benches) == await bench.taken() == int(lives)
 
     await eventually(no_orphan, "no orphan is left")
     if lives:
@@ -80,6 +81,17 @@ async def test_g11_killed_between_any_two_commits(benches, eventually, num_commi
     del bench.database.write
     await benches.crash(bench, servers_too=servers_too)
     await check(benches, await benches.open(), eventually, {})
+
+
+async def test_g11_a_server_without_a_row_is_destroyed(benches, eventually):
+    benches.world.begin("scripted-0-0rphan")  # its row was lost, or it took longer to come than its row to go
+    bench = await benches.open()
+    assert benches.world.names() == set()
+    task_id = (await bench.start())["task_id"]
+    benches.world.begin("scripted-1-0rphan")
+    await bench.service.sweep()
+    assert len(benches.world.names()) == 1
+    assert (await bench.act(task_id, 0))["turn"] == 1
 
 
 MOMENTS = {

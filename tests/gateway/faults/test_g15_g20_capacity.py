@@ -53,9 +53,8 @@ async def test_g15_a_restart_under_traffic_loses_no_call_and_no_timer(tmp_path, 
             report = Report()
             driving = asyncio.create_task(drive(cluster.urls, load, report))
             for share in (0.2, 0.6):
-                async with asyncio.timeout(60):
-                    while report.turns < share * load.tasks * load.turns:
-                        await asyncio.sleep(0.02)
+                wanted = share * load.tasks * load.turns
+                await eventually(lambda wanted=wanted: report.turns >= wanted, "the load runs")
                 await asyncio.to_thread(partial(cluster.restart, 0, kill=not keep))
             await driving
             assert clean(report, 16), str(report)
@@ -144,7 +143,7 @@ async def test_g17_starts_at_two_replicas_never_exceed_the_cap(tmp_path, fresh_d
                 assert (await one.request("POST", "/end", dumps(body), timeout_s=30.0)).status == 200
 
             # All at once, and each further time while those of before end.
-            while num_started < 4 * CAP:
+            while num_started < 3 * CAP:
                 ending, started = started, []
                 await asyncio.gather(*map(start, waiting), *map(end, ending))
                 num_started += len(started)
@@ -181,13 +180,15 @@ async def test_g18_the_start_rate_is_apart_from_the_capacity(benches):
     values = {"capacity": 1000, "start_rate": 2.0, "start_burst": 3}
     one, two = await benches.open(**values), await benches.open(**values)
     refused: list[tuple[float, str]] = []
+    reasons: set[str] = set()
     for number in range(8):
         one.time.advance(0.001)
         try:
             await (one, two)[number % 2].start(f"k{number}")
         except TideError as error:
-            assert error.extra["reason"] == "rate"
+            reasons.add(error.extra["reason"])
             refused.append((one.time.now_s() + error.extra["retry_after_s"], f"k{number}"))
+    assert reasons == {"rate"}
     assert await one.taken() == 3
     # Exactly when, and each for itself.
     assert [at_s - refused[0][0] for at_s, _ in refused] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0], abs=1e-4)
