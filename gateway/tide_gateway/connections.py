@@ -122,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
         before = self._phase
         self._unset_keepalive_if_required()
         try:  # as uvicorn does it, but without log lines, with which each caller could fill the disk
-            self.parser.feed_data(data)
+            self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess] (None once the connection is lost)
         except httptools.HttpParserError:
             self.send_400_response("")
         except httptools.HttpParserUpgrade:

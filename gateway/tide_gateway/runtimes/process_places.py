@@ -212,6 +212,13 @@ def last_words(path: Path) -> str:
     return f"{last} (log: {path})"
 
 
+def remove_if_empty(path: Path) -> None:
+    """Remove a log in which nothing is. Safe to repeat."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
 def prune_logs(folder: Path, living: Iterable[str]) -> None:
     """Remove the oldest logs of servers that are gone, beyond `NUM_LOGS`."""
     keep = {f"{name}.log" for name in living}
