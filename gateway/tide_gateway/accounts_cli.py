@@ -84,16 +84,12 @@ def _with_store(text: str, call: Callable[[KeyStore], Awaitable[T]]) -> T:
     from tide_gateway.database import Database, database_url
     from tide_gateway.keys import KeyStore
     from tide_gateway.private import make_private_file
-    from tide_gateway.settings import SettingsError
     from tide_sdk.migrations import migrate
 
     url = database_url(text)
     if url.get_backend_name() == "sqlite":
         # As `serve` does: an embedded file is made and migrated by whoever comes first.
-        try:
-            make_private_file(Path(str(url.database)))
-        except OSError as error:
-            raise SettingsError(f"--database {url}: cannot write: {error.strerror}") from error
+        make_private_file(Path(str(url.database)))
         migrate("gateway", url)
 
     async def run() -> T:

@@ -69,7 +69,8 @@ class GatewayApp:
 
 def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -> FastAPI:
     """The FastAPI application: views, OpenAPI of everything, problem+json for its errors."""
-    app = FastAPI(title="TideRL environment gateway", version="1", redoc_url=None)
+    # No redirects: behind a proxy with TLS they would lead out of it.
+    app = FastAPI(title="TideRL environment gateway", version="1", redoc_url=None, redirect_slashes=False)
     app.include_router(make_router(service, owners, logs))
     app.include_router(make_accounts_router(owners))
     add_contract(app)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tide_sdk import codec
@@ -32,6 +33,8 @@ class ConnectionLimits:
         body_pause_s: longest silence within a body; then 408.
         body_s: seconds for a whole body; then 408.
         rest_s: seconds for the rest of a body whose request is already answered.
+        answer_pause_s: longest time in which a caller takes nothing of an answer; then the connection is cut.
+        answer_s: seconds for all that waits of answers; then the connection is cut.
     """
 
     max_connections: int = 10_000
@@ -43,6 +46,8 @@ class ConnectionLimits:
     body_pause_s: float = 30.0
     body_s: float = 120.0
     rest_s: float = 5.0
+    answer_pause_s: float = 30.0
+    answer_s: float = 120.0
 
 
 class _Refused(Exception):
@@ -80,6 +85,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_pending_bytes = 0  # fed since the parser last reported something
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
+        self._unsent_timer: asyncio.TimerHandle | None = None
 
     # what asyncio calls
 
@@ -92,9 +98,20 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free the timer."""
+        """Free the timers."""
         self._stop_timer()
+        self._stop_unsent_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """More of an answer waits than the kernel takes."""
+        super().pause_writing()
+        self._watch_unsent(self.loop.time() + self.limits_of_connection.answer_s)
+
+    def resume_writing(self) -> None:
+        """The caller has taken nearly all of it."""
+        self._stop_unsent_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; what is then unfinished has a deadline."""
@@ -103,7 +120,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._heard_s = self.loop.time()
         self._num_pending_bytes += len(data)
         before = self._phase
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:  # as uvicorn does it, but without log lines, with which each caller could fill the disk
+            self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess] (None once the connection is lost)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade:
+            pass
         if self._refusal is not None or self.transport.is_closing():
             return
         if self._num_pending_bytes > self.limits_of_connection.max_header_bytes:
@@ -177,12 +200,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._enter(_Phase.REST)
             self._arm()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """No further request came. What the caller has not taken by now is dropped: a close would wait for it."""
+        if self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what could not be parsed, with the reason why we stopped the parser if it was us."""
         self._refuse(*(self._refusal or (400, "invalid", "this is not an HTTP/1.1 request")))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: each caller could fill the log with it."""
 
     # inside
 
@@ -212,6 +239,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _watch_unsent(self, until_s: float, before: float = float("inf")) -> None:
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes >= before or self.loop.time() >= until_s:
+            self.transport.abort()
+            return
+        pause_s = self.limits_of_connection.answer_pause_s
+        self._unsent_timer = self.loop.call_later(pause_s, self._watch_unsent, until_s, num_bytes)
+
+    def _stop_unsent_timer(self) -> None:
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+            self._unsent_timer = None
 
     def _look(self) -> None:
         self._timer = None

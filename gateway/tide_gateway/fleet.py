@@ -194,7 +194,7 @@ class Fleet:
 
         `rows` were read before `loads`, so that a row whose version still fits has no task that is not in `loads`.
         """
-        mine = {row.name: row for row in rows if row.environment == self.spec.name}
+        mine = {row.name: row for row in rows if (row.environment, row.runtime) == (self.spec.name, self.spec.runtime)}
         self._tried &= mine.keys() | self._keepers.keys()
         for name in [name for name in self.servers if name not in mine or mine[name].state is InstanceState.GONE]:
             if name not in self._keepers:
@@ -286,6 +286,8 @@ class Fleet:
     async def _attach(self, row: Instance) -> Server:
         if not row.place:
             raise Gone("it was never ready")
+        if row.runtime != self.spec.runtime:
+            raise Gone(f"it lives in the {row.runtime} runtime, and the environment is registered for another one")
         server = await self.runtime.attach(row.name, self.spec, Place.loads(row.place), ATTACH_TIMEOUT_S)
         if server.health.incarnation != row.incarnation:
             await server.channel.aclose()

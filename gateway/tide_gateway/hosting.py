@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from tide_gateway.runtimes import Runtime
 from tide_gateway.settings import GatewaySettings, SettingsError
 
+log = logging.getLogger(__name__)
 
-async def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, outlive_s: float) -> dict[str, Runtime]:
+
+async def make_runtimes(
+    settings: GatewaySettings, deployment: str, data: Path, outlive_s: float, left: Collection[str] = ()
+) -> dict[str, Runtime]:
     """The runtimes by name. `process` is always among them: it costs nothing, and finds what an earlier gateway left.
 
     Args:
@@ -16,6 +22,8 @@ async def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, 
         deployment: what all that is made is labelled with.
         data: folder of the servers' logs.
         outlive_s: seconds that server processes outlive a killed gateway.
+        left: runtimes of servers that are stored, whose environments may be registered no more: they are still to be
+            removed.
 
     Raises:
         SettingsError: what a runtime needs of this machine is missing.
@@ -23,10 +31,11 @@ async def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, 
     from tide_gateway.runtimes.process import ProcessRuntime
 
     environ, logs = settings.process_environment, data / "logs"
-    kinds = {spec.runtime for spec in settings.environments.values()}
+    needed = {spec.runtime for spec in settings.environments.values()}
+    kinds = needed.union(left)
     process = ProcessRuntime(environ, logs, deployment, None, outlive_s)
     runtimes: dict[str, Runtime] = {"process": process}
-    if "process" in kinds:
+    if "process" in needed:
         try:
             await process.open()
         except OSError as error:
@@ -39,8 +48,10 @@ async def make_runtimes(settings: GatewaySettings, deployment: str, data: Path, 
 
         try:
             runtimes["docker"] = DockerRuntime(deployment, logs, default_run_dir(deployment), environ, specs)
-        except SdkMissing as error:
-            raise SettingsError(f"runtime docker: {error}") from error
+        except (SdkMissing, ValueError) as error:
+            if "docker" in needed:
+                raise SettingsError(f"runtime docker: {error}") from error
+            log.warning("containers that an earlier gateway left cannot be removed: %s", error)
     if "remote" in kinds:
         from tide_gateway.runtimes.remote import RemoteRuntime
 

@@ -14,9 +14,14 @@ def make_private_file(path: Path) -> None:
     """Make an empty file with mode 0600 unless there is one; SQLite gives its log files the mode of the database.
 
     Raises:
-        OSError: it cannot be made.
+        DatabaseError: it cannot be made or written.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise DatabaseError(
+            f"--database sqlite:///{path}: cannot write: {error.strerror}; name another file"
+        ) from error
 
 
 def make_private_folder(path: Path) -> None:

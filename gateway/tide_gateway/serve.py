@@ -33,6 +33,7 @@ from tide_sdk.serve import raise_file_limit
 
 DRAIN_S = 3.0
 SYNC_S = 5.0
+MIN_OUTLIVE_S = 0.1
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
 KEEP_ALIVE_S = 75
 
@@ -101,9 +102,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(4096)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         listener.close()
-        words = error.strerror if isinstance(error, OSError) else "not a port"
+        words = "not a port" if isinstance(error, OverflowError) else getattr(error, "strerror", "not a host name")
         raise SettingsError(f"--host {host} --port {port}: cannot listen: {words}; choose another, or 0") from error
     listener.setblocking(False)
     return listener
@@ -116,6 +117,10 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
         SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
     """
     check_tls(options.tls_cert, options.tls_key)
+    # Supervisors look every fifth of it; NaN is no number of seconds either.
+    if options.outlive_s != 0 and not options.outlive_s >= MIN_OUTLIVE_S:
+        words = f"must be 0, or {MIN_OUTLIVE_S:g} or more seconds"
+        raise SettingsError(f"--outlive-s {options.outlive_s:g}: {words}")
     _check_announce(options.announce)
     url = database_url(options.database)
     data = data_folder(options.data, url)
@@ -152,12 +157,9 @@ async def _run(
     time = DatabaseTime()
     await time.sync(database)
     time.not_before(seen_s)
-    service = TaskService(
-        settings.environments,
-        await make_runtimes(settings, deployment, data, options.outlive_s),
-        repository,
-        time,
-    )
+    left = {row.runtime for row in await repository.instances.all()}
+    runtimes = await make_runtimes(settings, deployment, data, options.outlive_s, left)
+    service = TaskService(settings.environments, runtimes, repository, time)
     owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
     server = _make_server(GatewayApp(service, owners, data / "logs"), options, listener)
 

@@ -41,7 +41,8 @@ class GatewaySettings(BaseModel):
         environments: by name.
         tokens: static token -> caller. Without any, and without keys in the database, everyone on this machine is
             the owner `local`.
-        process_environment: the variables that environment servers inherit; the gateway's own are left out.
+        process_environment: the variables that environment servers inherit; the gateway's own are left out, and so
+            are libpq's, its database's password among them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,7 +69,7 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Gatew
         raise SettingsError(f"{path}: {error.strerror}; name the file with --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
-    inherited = {name: value for name, value in environ.items() if not name.startswith("TIDE_GATEWAY_")}
+    inherited = {name: value for name, value in environ.items() if not name.startswith(("TIDE_GATEWAY_", "PG"))}
     return GatewaySettings(
         environments=parse_environments(data, str(path)),
         tokens=_read_tokens(environ),

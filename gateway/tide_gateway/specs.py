@@ -88,7 +88,7 @@ class DockerOptions(Options):
     pull: Literal["missing", "never", "always"] = "missing"
     platform: Annotated[str, Field(pattern=r"^([a-z0-9]+/[a-z0-9_]+(/[a-z0-9]+)?)?$")] = ""
     memory_mb: Annotated[int, Field(ge=16, le=4_194_304)] = 1024
-    cpus: Annotated[float, Field(gt=0, le=1024)] = 1.0
+    cpus: Annotated[float, Field(ge=0.01, le=1024)] = 1.0
     pids: Annotated[int, Field(ge=8, le=1_000_000)] = 256
     tmpfs_mb: Annotated[int, Field(ge=0, le=1_048_576)] = 64
     user: Annotated[str, Field(min_length=1, max_length=64)] = "65534:65534"
@@ -184,7 +184,7 @@ class RayOptions(Options):
     address: str = ""
     num_cpus: Annotated[float, Field(ge=0, le=1024)] = 1.0
     memory_mb: Annotated[int, Field(ge=0, le=4_194_304)] = 0
-    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict[str, float])
+    resources: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict[str, float])
 
 
 class EnvironmentSpec(Options):
@@ -271,6 +271,8 @@ class EnvironmentSpec(Options):
             if (getattr(self, kind) is not None) != (self.runtime == kind) and not (kind == self.runtime == "ray"):
                 wrong = "missing" if self.runtime == kind else f'only for runtime = "{kind}"'
                 return f"{kind}: {wrong}; write [environments.{self.name}.{kind}]"
+        if self.runtime != "process" and self.process != ProcessOptions():
+            return f'process: only for runtime = "process"; remove [environments.{self.name}.process]'
         if any(not name or "=" in name for name in self.env):
             return "env: a variable's name must not be empty or hold an equals sign"
         if any("\0" in text for text in (*self.command, *self.env, *self.env.values())):
@@ -281,15 +283,15 @@ class EnvironmentSpec(Options):
 
     def _command_problem(self) -> str | None:
         if self.runtime in ("remote", "fake"):
-            return f"command: the {self.runtime} runtime takes none" if self.command else None
+            given = "command" if self.command else "env" if self.env else ""
+            return f"{given}: the {self.runtime} runtime takes none" if given else None
         if self.runtime == "docker" and not self.command:
             return None
         if not self.command or not self.command[0]:
             return 'command: missing; for example ["tide-env", "serve", "module:Class", "--uds", "{uds}"]'
         if self.runtime == "docker":
             return None
-        words = " ".join(self.command)
-        found = [name for name in PLACEHOLDERS if "{" + name + "}" in words]
+        found = [name for name in PLACEHOLDERS if any("{" + name + "}" in word for word in self.command)]
         if len(found) != 1:
             return "command: must hold exactly one of {uds}, {announce}, {port}, so that the gateway finds the server"
         if self.runtime == "ray" and found == ["uds"]:

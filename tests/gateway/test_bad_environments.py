@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tide_gateway import upstream
+from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.runtimes.fake import FakeChannel
 from tide_sdk.errors import TideError
 from tide_sdk.http import ConnectFailed, ProtocolFailed
@@ -144,3 +145,20 @@ async def test_a_servers_words_are_kept_to_a_length(bench, spoil):
     error = await failure(bench.act(task_id, 0))
     assert len(error.detail) < 2 * upstream.MAX_WORDS
     assert all(len(detail) < 2 * upstream.MAX_WORDS for _, _, detail in await bench.service.history("local", task_id))
+
+
+async def test_last_words_that_no_database_stores_do_not_keep_an_instance_from_ending(bench, monkeypatch, eventually):
+    launches = []
+
+    async def launch(name, slot, spec, timeout_s):
+        launches.append(name)
+        raise LaunchFailed("the environment server exited; its last words: a\0b")
+
+    monkeypatch.setattr(bench.runtime, "launch", launch)
+    assert (await failure(bench.start())).code == "environment_failed"
+
+    async def forgotten() -> bool:
+        return await bench.repository.instances.all() == []
+
+    await eventually(forgotten, "nothing of the instance is left")
+    assert len(launches) == len(set(launches)), "no instance is launched a second time"

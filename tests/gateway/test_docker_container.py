@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from importlib import metadata
 from pathlib import Path
 
@@ -121,6 +122,40 @@ async def test_a_socket_that_only_its_owner_may_use_is_explained(tmp_path, monke
     (tmp_path / "env.sock").touch()
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert 'set user = "' in ways.blocked("one")
+
+
+def nest(folder: Path, depth: int) -> None:
+    """Folders within folders, made as a container can: a path of that length is longer than any call takes."""
+    number = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=number)
+        below = os.open("d", os.O_RDONLY, dir_fd=number)
+        os.close(number)
+        number = below
+    os.close(number)
+
+
+async def test_what_a_container_left_is_removed_however_deep(tmp_path):
+    ways = Ways("abc", tmp_path)
+    folder = ways._make_folder("one")
+    nest(folder, 3000)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    (folder / "link").symlink_to(tmp_path / "outside")
+    ways.remove("one")
+    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
+    assert (tmp_path / "outside" / "file").exists()
+
+
+async def test_sealing_leaves_the_socket_alone(tmp_path):
+    ways = Ways("abc", tmp_path)
+    folder = ways._make_folder("one")
+    nest(folder, 3000)
+    (folder / "file").touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(ways.socket("one")))
+        ways.seal("one")
+    assert list(folder.iterdir()) == [ways.socket("one")]
 
 
 def test_an_empty_folder_called_docker_is_not_taken_for_the_library(monkeypatch):

@@ -37,6 +37,31 @@ def test_an_announce_file_that_cannot_be_written_is_refused_before_the_start(tmp
     assert not database.exists()
 
 
+@pytest.mark.parametrize("command", [["serve"], ["migrate"], ["keys", "list"]])
+@pytest.mark.parametrize("path", ["folder", "no/such/folder/gateway.db"])
+def test_a_database_that_cannot_be_a_file_is_named(tmp_path, config, capsys, command, path):
+    (tmp_path / "folder").mkdir()
+    options = ["--config", str(config), "--port", "0"] if command == ["serve"] else []
+    assert main([*command, "--database", f"sqlite:///{tmp_path / path}", *options]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert str(tmp_path / path.partition("/")[0]) in line
+
+
+@pytest.mark.parametrize("seconds", ["-5", "nan", "1e-9"])
+def test_servers_cannot_outlive_the_gateway_by_no_number_of_seconds(tmp_path, config, capsys, seconds):
+    options = ["--config", str(config), "--port", "0", "--database", f"sqlite:///{tmp_path / 'gateway.db'}"]
+    assert main(["serve", *options, "--outlive-s", seconds]) == 2
+    assert f"--outlive-s {float(seconds):g}: must be 0, or 0.1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "a..b", "no host"])
+def test_a_host_that_is_no_name_is_refused(tmp_path, config, capsys, monkeypatch, host):
+    monkeypatch.setenv("TIDE_GATEWAY_TOKENS", "ann:0123456789abcdef")
+    options = ["--config", str(config), "--port", "0", "--database", f"sqlite:///{tmp_path / 'gateway.db'}"]
+    assert main(["serve", *options, "--host", host]) == 2
+    assert "cannot listen" in capsys.readouterr().err
+
+
 def test_two_names_of_one_file_are_one_database(gateways, tmp_path, config):
     gateways()
     (tmp_path / "other.db").symlink_to(tmp_path / "gateway.db")

@@ -143,6 +143,7 @@ def test_methods_types_sizes_paths_and_versions(client):
     big = b'{"task_id":"' + b"x" * (17 * 1024 * 1024) + b'"}'
     problem(client.post("/end", content=big, headers={"content-type": "application/json"}), 413, "too_large")
     problem(client.get("/nowhere"), 404, "not_found")
+    problem(client.get("/tasks/"), 404, "not_found")
     problem(client.get("/observation"), 422, "invalid")
     problem(client.get("/tasks?limit=0"), 422, "invalid")
     problem(client.get("/tasks?state=asleep"), 422, "invalid")

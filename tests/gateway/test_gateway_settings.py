@@ -52,6 +52,10 @@ def test_a_good_file_fills_in_the_defaults():
         (GOOD.replace("capacity = 10", 'name = "other"'), "differs from the table's name"),
         ('[environments."a b"]\nruntime = "fake"', "environments.a b.name"),
         ('[environments.x]\nruntime = "process"', "command: missing"),
+        ('[environments.x]\nruntime = "fake"\nprocess = { memory_mb = 512 }', "x.process: only for runtime"),
+        ('[environments.x]\nruntime = "fake"\nenv = { A = "b" }', "x.env: the fake runtime takes none"),
+        ('[environments.x]\nruntime = "docker"\ndocker = { image = "i", cpus = 1e-10 }', "x.docker.cpus"),
+        ('[environments.x]\nruntime = "ray"\nray = { resources = { a = inf } }', "x.ray.resources.a"),
     ],
 )
 def test_mistakes_are_named(text, words):
@@ -77,6 +81,12 @@ def test_tokens_come_from_a_variable_or_a_file_and_are_not_passed_on(tmp_path):
     assert read(tmp_path, {"TIDE_GATEWAY_TOKENS_FILE": str(file)}).tokens == {
         "0123456789abcdef": Caller("ann", "agent"),
         "1123:56789abcdef": Caller("ann", "operator"),
+    }
+
+
+def test_the_databases_password_is_not_passed_on_in_any_runtime(tmp_path):
+    assert read(tmp_path, {"PGPASSWORD": "secret", "PGUSER": "tide", "HOME": "/h"}).process_environment == {
+        "HOME": "/h"
     }
 
 

@@ -210,9 +210,53 @@ async def test_what_is_not_http_is_400_as_a_problem(open_site):
     assert site.app.scopes == []
 
 
+async def test_what_is_not_http_leaves_no_line_in_the_log(open_site, caplog):
+    site = await open_site(LONG)
+    for data in (b"GARBAGE\r\n\r\n", b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n"):
+        peer = await site.connect()
+        await peer.send(data)
+        assert await peer.problem() == (400, "invalid")
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
 async def test_an_upgrade_is_answered_as_plain_http_and_the_connection_closed(open_site):
     site = await open_site(LONG)
     peer = await site.connect()
     await peer.send(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + b"junk")
     assert await peer.answer() == (200, b"0")
     await peer.closed()
+
+
+class LargeAnswer(SlowApp):
+    """Answers with more than any kernel keeps for a caller that does not read."""
+
+    async def __call__(self, scope, receive, send) -> None:
+        text = b"a" * 50_000_000
+        headers = [(b"content-length", str(len(text)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+
+async def test_a_caller_that_does_not_take_its_answer_is_cut_off(open_site, eventually):
+    site = await open_site(replace(LONG, answer_pause_s=0.2), LargeAnswer())
+    peer = await site.connect()
+    await peer.send(GET)
+    await eventually(lambda: len(site.server.server_state.connections) == 1, "the connection is there")
+    await eventually(lambda: not site.server.server_state.connections, "the connection is gone")
+
+
+async def test_a_caller_that_takes_its_answer_slowly_gets_it_within_the_whole_time(open_site, eventually):
+    site = await open_site(replace(LONG, answer_pause_s=0.2), LargeAnswer())
+    peer = await site.connect()
+    await peer.send(GET)
+    num_bytes = 0
+    while num_bytes < 50_000_000:
+        piece = await asyncio.wait_for(peer.reader.read(1_000_000), 10)
+        assert piece, "it is cut off although it reads"
+        num_bytes += len(piece)
+        await asyncio.sleep(0.005)
+    site = await open_site(replace(LONG, answer_pause_s=0.05, answer_s=0.1), LargeAnswer())
+    peer = await site.connect()
+    await peer.send(GET)
+    await peer.reader.read(1)
+    await eventually(lambda: not site.server.server_state.connections, "the whole time is over")

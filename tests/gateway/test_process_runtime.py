@@ -45,6 +45,12 @@ async def test_a_server_that_exits_is_quoted(processes):
         await processes.launch("one", 0, spec, 20.0)
 
 
+async def test_a_server_is_quoted_without_what_a_terminal_would_obey(processes):
+    spec = process_spec(sys.executable, "-c", r"import sys; sys.exit('bad \0 \x1b[2J\x9b level') # {uds}")
+    with pytest.raises(LaunchFailed, match=r"bad    \[2J  level"):
+        await processes.launch("one", 0, spec, 20.0)
+
+
 async def test_a_process_that_cannot_be_made_is_a_failed_launch(processes, monkeypatch):
     def no_process(*_args, **_options):
         raise BlockingIOError("Resource temporarily unavailable")
@@ -57,6 +63,13 @@ async def test_a_process_that_cannot_be_made_is_a_failed_launch(processes, monke
 async def test_a_command_that_does_not_exist_is_named(processes):
     with pytest.raises(LaunchFailed, match="cannot execute 'no-such-command'"):
         await processes.launch("one", 0, process_spec("no-such-command", "{uds}"), 20.0)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://127.0.0.1:99999", "http://u:p@h", "unix:relative", "http://[::1"])
+async def test_a_server_that_announces_no_url_is_a_failed_launch(processes, url):
+    code = f"import json, sys, time; json.dump({{'url': {url!r}}}, open(sys.argv[1], 'w')); time.sleep(300)"
+    with pytest.raises(LaunchFailed, match=r"announced .* which is no URL"):
+        await processes.launch("one", 0, process_spec(sys.executable, "-c", code, "{announce}"), 20.0)
 
 
 async def test_a_server_that_never_listens_is_killed_with_its_children(processes, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -88,7 +88,12 @@ def best(
     with_room = [
         row
         for row in instances
-        if row.state in LIVING and loads[row.name] < row.capacity and not row.retired(spec) and row.name not in avoid
+        if row.state in LIVING
+        and loads[row.name] < row.capacity
+        and not row.retired(spec)
+        and row.name not in avoid
+        # Servers of an older file's runtime are nobody's here.
+        and row.runtime == spec.runtime
     ]
 
     def order(row: Instance) -> tuple[int, bool, int]:
@@ -264,17 +269,20 @@ def _insert(connection: Connection, instance: Instance) -> None:
     connection.execute(insert(InstanceRow).values(values | {"state": instance.state.value}))
 
 
-def _columns(values: dict[str, Any]) -> dict[str, Any]:
-    if "state" in values:
-        values = values | {"state": InstanceState(values["state"]).value}
-    return values | {"detail": storable(values["detail"])} if "detail" in values else values
-
-
 def _update(connection: Connection, instance: Instance, **values: Any) -> bool:
-    values = _columns(values)
     changed = connection.execute(
         update(InstanceRow)
         .where(InstanceRow.name == instance.name, InstanceRow.version == instance.version)
-        .values(version=instance.version + 1, **values)
+        .values(version=instance.version + 1, **_columns(values))
     )
     return changed.rowcount == 1
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(values)
+    if "state" in changed:
+        changed["state"] = InstanceState(changed["state"]).value
+    if "detail" in changed:
+        # A server's last words are in it.
+        changed["detail"] = storable(changed["detail"])
+    return changed

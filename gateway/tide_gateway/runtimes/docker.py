@@ -122,7 +122,7 @@ class DockerRuntime:
         engines = [self._engines.get(place.host)] if place is not None and place.host else known
         done = await asyncio.gather(*(self._destroy_on(engine, name, grace_s) for engine in engines))
         if all(done):
-            self._ways.remove(name)
+            await asyncio.to_thread(self._ways.remove, name)
         await self._watches.drop(name)
 
     async def survey(self) -> set[str]:
@@ -165,7 +165,7 @@ class DockerRuntime:
         server = await self._connect(engine, name, place, watch)
         if not way.folder:
             return server
-        self._ways.seal(name)
+        await asyncio.to_thread(self._ways.seal, name)
         # What answered may have been behind a link; what answers now is the socket that stays.
         await server.channel.aclose()
         watch.channels.remove(server.channel)
@@ -264,7 +264,7 @@ class DockerRuntime:
                 obituary = replace(left, blocked=obituary.blocked)
         except (EngineRefused, OSError) as error:
             log.warning("a container of instance %s may be left until the next survey: %s", name, error)
-        self._ways.remove(name)
+        await asyncio.to_thread(self._ways.remove, name)
         await self._watches.drop(name)
         return obituary
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
 import secrets
-import shutil
 import socket
 import stat
 from pathlib import Path
@@ -51,7 +51,7 @@ class Ways:
         self._lock = asyncio.Lock()
         self._ports: dict[str, int] = {}
         if len(os.fsencode(self.socket("x"))) > MAX_SOCKET_PATH_BYTES:
-            raise ValueError(f"run_dir: {run_dir} is too long for unix sockets; take a shorter path")
+            raise ValueError(f"run_dir: {run_dir} is too long for unix sockets; set TMPDIR to a shorter path")
 
     def folder(self, name: str) -> Path:
         """The folder that holds an instance's socket."""
@@ -88,9 +88,7 @@ class Ways:
         """
         folder, path = self.folder(name), self.socket(name)
         folder.chmod(0o755)
-        for entry in folder.iterdir():
-            if entry != path:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        _empty(folder, keep=path.name)
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise LaunchFailed("the environment server put something else in its socket's place")
 
@@ -107,7 +105,7 @@ class Ways:
     def remove(self, name: str) -> None:
         """Remove the socket's folder and free the port. Safe to repeat."""
         self._ports.pop(name, None)
-        shutil.rmtree(self.folder(name), ignore_errors=True)
+        _remove(self.folder(name))
 
     async def close(self) -> None:
         """Remove the deployment's networks that this process used, where no container is in them any more: an engine
@@ -126,7 +124,7 @@ class Ways:
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise LaunchFailed(f"run_dir: {self._run_dir} must belong to the gateway alone (mode 0700)")
         folder = self.folder(name)
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         folder.mkdir()
         # Whoever the container's user is: others of this machine cannot get past run_dir.
         folder.chmod(0o777)
@@ -166,6 +164,42 @@ class Ways:
                     "(docker network prune), or give the engine more default-address-pools"
                 ) from error
             raise
+
+
+def _empty(folder: Path, keep: str = "") -> None:
+    """Remove all that is in a folder but one name, following no link. Nested folders are lifted until they are flat:
+    a container can nest them deeper than `shutil.rmtree` recurses.
+
+    Raises:
+        OSError: something cannot be removed, or somebody goes on writing.
+    """
+    while nested := [path for path in map(Path, _entries(folder)) if _is_left(path, keep)]:
+        for path in nested:
+            for child in _entries(path):
+                os.rename(child, folder / secrets.token_hex(16))
+            path.rmdir()
+
+
+def _entries(folder: Path) -> list[str]:
+    with os.scandir(folder) as found:
+        return [entry.path for entry in found]
+
+
+def _is_left(path: Path, keep: str) -> bool:
+    """Remove what is no folder; True for a folder."""
+    if path.name == keep:
+        return False
+    if path.is_dir() and not path.is_symlink():
+        return True
+    path.unlink()
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        _empty(folder)
+        folder.rmdir()
 
 
 def url_host(engine: Engine, options: DockerOptions) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from tide_gateway.runtimes import Channel, LaunchFailed
 from tide_sdk.http import TransportError
 from tide_sdk.http_parse import Response
@@ -24,8 +26,12 @@ def read_health(response: Response) -> HealthResponse:
     """
     try:
         health = HealthResponse.model_validate_json(response.body, strict=True)
-    except ValueError as error:
-        raise LaunchFailed(f"GET /health of the environment server is not the contract's: {error}") from error
+    except ValidationError as error:
+        # In one line, and without the body, which is a stranger's.
+        fault = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in fault["loc"]) or "body"
+        words = f"GET /health of the environment server is not the contract's: {field}: {fault['msg']}"
+        raise LaunchFailed(words) from error
     if health.contract != CONTRACT_VERSION:
         raise LaunchFailed(f"the environment server speaks contract {health.contract}, not {CONTRACT_VERSION}")
     return health

@@ -38,6 +38,7 @@ from tide_gateway.runtimes.process_places import (
     free_port,
     last_words,
     prune_logs,
+    remove_if_empty,
     says_port_taken,
     server_environ,
 )
@@ -169,7 +170,7 @@ class ProcessRuntime:
         if life is None or places.run.exists():
             await self._marks.kill(name)
         places.remove()
-        _remove_if_empty(self._log_dir / f"{name}.log")
+        remove_if_empty(self._log_dir / f"{name}.log")
         self._lives.forget(name)
         for server in life.servers if life is not None else ():
             server.exited.set()
@@ -261,7 +262,10 @@ class ProcessRuntime:
         while not await life.gone_within(pause_s):
             url = _url_of(spec, places, port)
             if url is not None:
-                channel = _channel(url)
+                try:
+                    channel = _channel(url)
+                except ValueError:
+                    raise LaunchFailed(f"the environment server announced {url[:200]!r}, which is no URL") from None
                 health = None
                 try:
                     health = await ask_health(channel)
@@ -291,9 +295,3 @@ def _url_of(spec: EnvironmentSpec, places: Places, port: int) -> str | None:
     if any("{uds}" in word for word in spec.command):
         return f"unix:{places.uds}" if places.uds.exists() else None
     return announced_url(places.announce)
-
-
-def _remove_if_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()

@@ -27,6 +27,7 @@ _HARMLESS = re.compile(
     # By this whoever runs the gateway finds all that it started.
     r"|TIDE_PROCESS_COOKIE"
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno 98\b", re.IGNORECASE)
 
 
@@ -54,7 +55,7 @@ class RunFolder:
             FolderRefused: it is another user's, open to others, no folder, or its path is too long for sockets.
         """
         if len(os.fsencode(self.path)) + 1 + 21 > MAX_SOCKET_BYTES:
-            raise FolderRefused(f"{self.path}: too long for unix sockets; choose a shorter run folder")
+            raise FolderRefused(f"{self.path}: too long for unix sockets; set TMPDIR to a shorter path")
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700, parents=True)
         found = self.path.lstat()
@@ -206,8 +207,16 @@ def says_port_taken(path: Path) -> bool:
 def last_words(path: Path) -> str:
     """The last line of a log and where it is, for an error's end."""
     lines = tail(path)
-    last = f"; its last words: {lines[-1][:300]}" if lines else ""
+    # What a terminal or a reader of our own log would obey stays out of it.
+    last = f"; its last words: {_CONTROL.sub(' ', lines[-1])[:300]}" if lines else ""
     return f"{last} (log: {path})"
+
+
+def remove_if_empty(path: Path) -> None:
+    """Remove a log in which nothing is. Safe to repeat."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
 
 
 def prune_logs(folder: Path, living: Iterable[str]) -> None:

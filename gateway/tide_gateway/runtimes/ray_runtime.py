@@ -163,7 +163,10 @@ class RayRuntime:
             if exited.is_set():
                 raise LaunchFailed(self._reasons.get(name, "the environment server ended"))
 
-        channel = LeanClient(found["url"], max_in_flight=_MAX_IN_FLIGHT, timeout_s=_CALL_S)
+        try:
+            channel = LeanClient(found["url"], max_in_flight=_MAX_IN_FLIGHT, timeout_s=_CALL_S)
+        except ValueError:
+            raise LaunchFailed(f"the environment server announced {found['url'][:200]!r}, which is no URL") from None
         try:
             health = await until_healthy(channel, check)
         except BaseException:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from tide_gateway.fleet import Fleet
 from tide_gateway.repository import Instance, StorageFailed
-from tide_gateway.runtimes import Runtime
+from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.recovery import Recovery
@@ -176,7 +176,7 @@ class Sweeper:
         return failures
 
     async def reconcile(self) -> None:
-        """Destroy what exists without a row, and forget rows of environments that are registered no more."""
+        """Destroy what exists without a row, and forget rows that no registered environment hosts any more."""
         if not self._registry.members.leads:
             return
         found = {kind: await self._survey(kind, runtime) for kind, runtime in self._runtimes.items()}
@@ -187,20 +187,28 @@ class Sweeper:
                 log.warning("%d %s servers without a row are destroyed, first: %s", len(orphans), kind, orphans[0])
             await asyncio.gather(*(self._destroy(self._runtimes[kind], name) for name in orphans))
         for row in rows.values():
-            if row.environment not in self._fleets and row.replica not in self._registry.members.alive:
+            if not self._hosts(row) and row.replica not in self._registry.members.alive:
                 await self._bury(row)
-
         for task_id in await self._registry.repository.homeless():
             await self._endings.lose(task_id, "environment_lost", "the environment server is gone")
 
+    def _hosts(self, row: Instance) -> bool:
+        """Whether the row's environment is registered, and still for the runtime that the server was launched in."""
+        fleet = self._fleets.get(row.environment)
+        return fleet is not None and fleet.spec.runtime == row.runtime
+
     async def _bury(self, row: Instance) -> None:
-        """Remove a server of an environment that is registered no more, and end its tasks."""
-        why = f"environment {row.environment} is not registered any more"
+        """Remove a server that no fleet hosts any more, and end its tasks."""
+        words = "for another runtime" if row.environment in self._fleets else "no more"
+        why = f"environment {row.environment} is registered {words}"
         log.warning("instance %s is removed: %s", row.name, why)
         for task_id in await self._registry.repository.held_by(row.name):
             await self._endings.lose(task_id, "environment_lost", why)
         if (runtime := self._runtimes.get(row.runtime)) is not None:
-            await self._destroy(runtime, row.name)
+            # Only the place says on which engine or cluster: what is registered names other ones by now.
+            await self._destroy(runtime, row.name, Place.loads(row.place) if row.place else None)
+        else:
+            log.error("instance %s may be left: there is no %s runtime here to remove it", row.name, row.runtime)
         await self._registry.repository.instances.forget(row.name)
 
     async def _survey(self, kind: str, runtime: Runtime) -> set[str]:
@@ -211,10 +219,10 @@ class Sweeper:
             log.warning("what exists in the %s runtime could not be listed: %s", kind, error or type(error).__name__)
             return set()
 
-    async def _destroy(self, runtime: Runtime, name: str) -> None:
+    async def _destroy(self, runtime: Runtime, name: str, place: Place | None = None) -> None:
         try:
             async with asyncio.timeout(SURVEY_LIMIT_S):
-                await runtime.destroy(name, None, None, 0.0)
+                await runtime.destroy(name, None, place, 0.0)
         except Exception as error:  # noqa: BLE001 (found again in the next round)
             log.warning("instance %s could not be destroyed: %s", name, error or type(error).__name__)
 
