@@ -11,6 +11,7 @@ The rows are the truth, and any replica places tasks on any instance. Each insta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections import Counter
@@ -95,14 +96,14 @@ class Fleet:
         Raises:
             TideError: with the time until the next launch may be tried.
         """
-        wait_s = self._not_before_s - self._loop_s()
+        wait_s = self._not_before_s - _loop_s()
         if wait_s > 0 and not self.servers:
             words = f"environment {self.spec.name!r} fails to launch: {self._last_failure}"
             raise TideError("unavailable", words, retry_after_s=max(1, round(wait_s)))
 
     async def place(self, task_id: str, version: int, avoid: frozenset[str], limit_s: float = 0.0) -> Instance | None:
         """Give the starting task, which has `limit_s` left, an instance; None where none has room now."""
-        may_launch = not self.closing and self._loop_s() >= self._not_before_s
+        may_launch = not self.closing and _loop_s() >= self._not_before_s
         placed = await self.rows.place(task_id, version, self.spec, self._fresh, may_launch=may_launch, avoid=avoid)
         if placed is None:
             self._room.clear()
@@ -113,11 +114,10 @@ class Fleet:
 
     async def wait_for_room(self) -> None:
         """Return when a slot may have become free; other replicas' are found by looking again."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_POLL_S):
                 await self._room.wait()
-        except TimeoutError:
-            self._room.clear()
+        self._room.clear()
 
     def note_room(self) -> None:
         """A task has let go of its place."""
@@ -144,9 +144,9 @@ class Fleet:
             await asyncio.sleep(_POLL_S)
         try:
             server = await self.reach(name)
-            if self._loop_s() - self.heard_s.get(name, 0.0) > _FRESH_S:
+            if _loop_s() - self.heard_s.get(name, 0.0) > _FRESH_S:
                 await upstream.probe(server, HAND_OUT_PROBE_S)
-                self.heard_s[name] = self._loop_s()
+                self.heard_s[name] = _loop_s()
         except (upstream.EnvironmentLost, upstream.EnvironmentFailed, TransportError) as error:
             raise Vanished(str(error)) from error
         return server
@@ -169,7 +169,7 @@ class Fleet:
             except Gone as error:
                 # Whether it is gone or only slow is for its keeper to say, who then says so in its row.
                 log.debug("instance %s is not reached: %s", name, error)
-                await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)
 
     async def attach(self, row: Instance) -> Server:
         """The server of a row, found by the runtime; one attempt, shared by all who ask.
@@ -185,7 +185,7 @@ class Fleet:
         return await asyncio.shield(attaching)
 
     async def condemn(self, name: str, why: str) -> None:
-        """Give the server no more tasks; it dies when its last one is over, at once where it has no other."""
+        """Give the server no more tasks; it dies when its last one is over."""
         if await self.rows.condemn(name, why):
             log.warning("instance %s is condemned: %s", name, why)
 
@@ -215,7 +215,7 @@ class Fleet:
                 if after is not None:
                     keeper.retire(after)
         # Any replica does it, as not all may know the environment; the write looks again.
-        if wants_spare(self.spec, list(mine.values()), loads) and self._loop_s() >= self._not_before_s:
+        if wants_spare(self.spec, list(mine.values()), loads) and _loop_s() >= self._not_before_s:
             made = await self.rows.add(self.spec, self._fresh)
             if made is not None:
                 self._keep(made)
@@ -244,7 +244,7 @@ class Fleet:
             return
         self._num_failures += 1
         self._last_failure = failure
-        self._not_before_s = self._loop_s() + min(MAX_BACKOFF_S, 0.5 * 2**self._num_failures)
+        self._not_before_s = _loop_s() + min(MAX_BACKOFF_S, 0.5 * 2**self._num_failures)
 
     def kept(self, keeper: Keeper) -> None:
         """A keeper's work is over."""
@@ -254,8 +254,7 @@ class Fleet:
     async def close(self, *, destroy: bool) -> None:
         """Stop to keep servers: destroy them all in parallel, or leave them to other replicas. Safe to repeat."""
         self.closing = True
-        keepers = list(self._keepers.values())
-        await asyncio.gather(*(keeper.stop(destroy=destroy) for keeper in keepers))
+        await asyncio.gather(*(keeper.stop(destroy=destroy) for keeper in list(self._keepers.values())))
         for attaching in list(self._attaching.values()):
             attaching.cancel()
         for name in list(self.servers):
@@ -293,9 +292,9 @@ class Fleet:
             await server.channel.aclose()
             raise Gone("another incarnation is in its place")
         self.servers[row.name] = server
-        self.heard_s[row.name] = self._loop_s()
+        self.heard_s[row.name] = _loop_s()
         return server
 
-    @staticmethod
-    def _loop_s() -> float:
-        return asyncio.get_running_loop().time()
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
