@@ -283,10 +283,8 @@ class Fleet:
         )
 
     async def _attach(self, row: Instance) -> Server:
-        if not row.place:
-            raise Gone("it was never ready")
-        if row.runtime != self.spec.runtime:
-            raise Gone(f"it lives in the {row.runtime} runtime, and the environment is registered for another one")
+        if not row.place or row.runtime != self.spec.runtime:
+            raise Gone(f"it was never ready, or lives in a runtime that is not registered any more, {row.runtime}")
         server = await self.runtime.attach(row.name, self.spec, Place.loads(row.place), ATTACH_TIMEOUT_S)
         if server.health.incarnation != row.incarnation:
             await server.channel.aclose()

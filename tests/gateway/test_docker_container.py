@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -135,20 +136,27 @@ def nest(folder: Path, depth: int) -> None:
     os.close(number)
 
 
-async def test_what_a_container_left_is_removed_however_deep(tmp_path):
-    ways = Ways("abc", tmp_path)
+@pytest.fixture
+def run_dir(tmp_path):
+    """Removed whatever is in it: pytest could not."""
+    yield tmp_path
+    subprocess.run(["rm", "-rf", str(tmp_path)], check=True, timeout=60)
+
+
+async def test_what_a_container_left_is_removed_however_deep(run_dir):
+    ways = Ways("abc", run_dir)
     folder = ways._make_folder("one")
     nest(folder, 3000)
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "file").touch()
-    (folder / "link").symlink_to(tmp_path / "outside")
+    (run_dir / "outside").mkdir()
+    (run_dir / "outside" / "file").touch()
+    (folder / "link").symlink_to(run_dir / "outside")
     ways.remove("one")
-    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
-    assert (tmp_path / "outside" / "file").exists()
+    assert [path.name for path in run_dir.iterdir()] == ["outside"]
+    assert (run_dir / "outside" / "file").exists()
 
 
-async def test_sealing_leaves_the_socket_alone(tmp_path):
-    ways = Ways("abc", tmp_path)
+async def test_sealing_leaves_the_socket_alone(run_dir):
+    ways = Ways("abc", run_dir)
     folder = ways._make_folder("one")
     nest(folder, 3000)
     (folder / "file").touch()
