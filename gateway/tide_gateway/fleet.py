@@ -215,10 +215,9 @@ class Fleet:
                 if after is not None:
                     keeper.retire(after)
         # Any replica does it, as not all may know the environment; the write looks again.
-        if wants_spare(self.spec, list(mine.values()), loads) and _loop_s() >= self._not_before_s:
-            made = await self.rows.add(self.spec, self._fresh)
-            if made is not None:
-                self._keep(made)
+        wanted = wants_spare(self.spec, list(mine.values()), loads) and _loop_s() >= self._not_before_s
+        if wanted and (made := await self.rows.add(self.spec, self._fresh)) is not None:
+            self._keep(made)
 
     async def frozen(self, name: str) -> bool:
         """True while the one task of an instance that freezes is paused: it cannot answer, and is not asked."""
@@ -227,8 +226,7 @@ class Fleet:
     async def drop(self, name: str) -> None:
         """Forget a server that is gone; whoever waits for it is told."""
         self.heard_s.pop(name, None)
-        server = self.servers.pop(name, None)
-        if server is not None:
+        if (server := self.servers.pop(name, None)) is not None:
             server.exited.set()
             await server.channel.aclose()
 

@@ -49,3 +49,10 @@ async def test_a_caller_that_goes_away_gets_no_answer(bench):
 async def test_every_invalid_call_names_its_field(bench, body, headers, field):
     status, problem = await ask(bench, [{"type": "http.request", "body": body}], headers)
     assert (status, problem["code"], problem["field"]) == (422, "invalid", field)
+
+
+def test_a_body_of_millions_of_small_objects_is_not_read():
+    body = b'{"task":[' + b",".join([b"{}"] * 600_000) + b"]}"
+    with pytest.raises(TideError) as caught:
+        parse_body(body)
+    assert caught.value.code == "too_large"

@@ -82,7 +82,7 @@ async def test_a_broken_connection_is_never_sent_again_to_another_incarnation(be
     assert (await bench.end(task_id))["reward"] is None
 
 
-async def test_a_server_that_dies_after_it_acted_loses_the_task_and_never_acts_again(bench):
+async def test_a_server_that_dies_after_it_acted_loses_the_task_and_never_acts_again(bench, eventually):
     task_id = (await bench.start(die_turn=1))["task_id"]
     other = (await bench.start("other"))["task_id"]
     await bench.act(task_id, 0)
@@ -91,6 +91,11 @@ async def test_a_server_that_dies_after_it_acted_loses_the_task_and_never_acts_a
     assert account["reward"] is None
     assert account["outcome"]["kind"] == "failed"
     assert account["outcome"]["reason"] == "environment_lost"
+
+    async def over() -> bool:
+        return await bench.state(other) != "waiting"
+
+    await eventually(over, "the server's other task is lost too")
     lost = await bench.end(other)
     assert (lost["reward"], lost["outcome"]["reason"]) == (None, "environment_lost")
     # A new server takes the place of the dead one.

@@ -19,6 +19,8 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_SMALL_BODY_BYTES = 64 * 1024
 """Of the calls that carry neither a message nor a task's parameters."""
+MAX_CONTAINERS = 500_000
+"""Arrays and objects in a body."""
 
 
 async def caller_of(request: Request, owners: Owners) -> Caller:
@@ -37,6 +39,10 @@ def parse_body(body: bytes) -> dict[str, Any]:
     Raises:
         TideError: not JSON, not an object, or not storable as JSON again.
     """
+    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        # Each costs a hundred times its bytes once it is read.
+        words = f"body: more than {MAX_CONTAINERS} arrays and objects (brackets and braces in texts are counted too)"
+        raise TideError("too_large", words)
     data = parse_json(body)
     try:
         if body.count(b"[") + body.count(b"{") > codec.MAX_DEPTH:
