@@ -8,8 +8,10 @@ import json
 import pytest
 
 from tide_gateway.auth import Owners
+from tide_gateway.endpoints.calls import parse_body
 from tide_gateway.endpoints.contract import ContractApp
 from tide_sdk import asgi
+from tide_sdk.errors import TideError
 
 
 async def ask(bench, events: list[dict], headers: tuple = (), path: str = "/start") -> tuple[int, dict]:
