@@ -31,8 +31,7 @@ train: setup ## train the quickstart's agent and write runs/NAME/report.html
 	.venv/bin/tide-train run examples/quickstart.toml $(ARGS)
 
 test: setup ## run all tests, stopped after TEST_LIMIT_S (1500) seconds
-	timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) \
-		$(PY) -m pytest -rs --durations=10 -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+	timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S) scripts/test.sh $(TEST_WORKERS) $(ARGS)
 
 check: ## format, lint, types, import direction, layout, sizes, public names, links
 	@test -x $(PY) || { echo "no .venv yet: run make setup first" >&2; exit 1; }
