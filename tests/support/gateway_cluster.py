@@ -117,7 +117,10 @@ class GatewayCluster:
         """Write `environments.toml` for the next start; each environment's variables get this cluster's cookie."""
         tables = tomllib.loads(environments)["environments"] if isinstance(environments, str) else environments
         # The gateway passes on few of its own variables: a mark must come through the table.
-        marked = {name: {**t, "env": self._marked(t)} for name, t in tables.items()}
+        marked = {
+            name: t if t.get("runtime") in ("remote", "fake") else {**t, "env": self._marked(t)}
+            for name, t in tables.items()
+        }
         self.config.write_text(tomli_w.dumps({"environments": marked}))
         return self.config
 
