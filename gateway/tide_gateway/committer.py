@@ -56,7 +56,7 @@ class Committer:
         await done
 
     async def close(self) -> None:
-        """Wait until everything that waits is committed."""
+        """Wait until everything that waits is committed. The caller sets the deadline."""
         while self._running is not None:
             await asyncio.wait({self._running})
 

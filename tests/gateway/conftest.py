@@ -133,9 +133,15 @@ class Benches:
                 self.world.kill(name)
 
     async def close(self) -> None:
-        for bench in self.opened:
-            await bench.service.stop(drain_s=0.0)
-            await bench.database.close()
+        try:
+            async with asyncio.timeout(90):  # longer than a stop may take
+                for bench in self.opened:
+                    await bench.service.stop(drain_s=0.0)
+                    await bench.database.close()
+        except TimeoutError:
+            for task in asyncio.all_tasks():
+                task.print_stack()
+            raise
 
 
 @pytest.fixture

@@ -88,3 +88,23 @@ async def test_an_unforeseen_fault_in_a_turn_does_not_keep_its_caller_waiting(be
             async with asyncio.timeout(10):
                 await bench.act(task_id, 0)
     assert (await bench.act(task_id, 0))["info"]["effects"] == 1
+
+
+async def test_a_stop_goes_on_without_work_that_does_not_end(bench, monkeypatch, caplog):
+    await bench.start()
+    released = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    bench.service._registry.spawn(stubborn(), "tide-stubborn")
+    await asyncio.sleep(0)
+    monkeypatch.setattr("tide_gateway.service.tasks.STOP_LIMIT_S", 0.2)
+    async with asyncio.timeout(10):
+        await bench.service.stop(drain_s=0.0)
+    assert "tide-stubborn" in caplog.text
+    released.set()

@@ -237,11 +237,15 @@ class Registry:
         return task
 
     async def drain(self) -> None:
-        """Cancel all background work and wait until it is over."""
+        """Cancel all background work and wait until it is over. The caller sets the deadline."""
         while self._background:
             for task in self._background:
                 task.cancel()
             await asyncio.wait(self._background)
+
+    def in_flight(self) -> list[str]:
+        """The names of the background work that goes on."""
+        return sorted(task.get_name() for task in self._background)
 
     def unwritten(self, task_id: str, error: Exception) -> TideError:
         """The error of a caller whose change was not written; logged here."""

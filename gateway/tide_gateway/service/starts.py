@@ -133,7 +133,7 @@ class Starts:
         live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{live.task.task_id}")
 
     async def settle(self) -> None:
-        """Return when no new row is being written any more; `stopping` is set before."""
+        """Return when no new row is being written any more; `stopping` is set before. The caller sets the deadline."""
         while self._admitting:
             await asyncio.wait(self._admitting)
 

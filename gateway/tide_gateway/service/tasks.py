@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 DESTROY_GRACE_S = 2.0
 STOP_LIMIT_S = 60.0
-"""All servers are destroyed in parallel within this; what is left then is found at the next start."""
+"""Work in flight is over, and all servers are destroyed in parallel, each within this; what is left then is found at
+the next start."""
 STOP_AT_ONCE = 64
 
 
@@ -125,16 +126,15 @@ class TaskService:
         self._starts.stopping = True
         await self._drain(drain_s)
         self._registry.closed = True
-        for loop in self._loops:
-            loop.cancel()
-        if self._loops:
-            await asyncio.wait(self._loops)
         gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
         for live in list(self._registry.lives.values()):
             self._endings.give_up(live, gone)
-        await self._registry.drain()
-        await self._starts.settle()
-        await self.committer.close()
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await self._break_off()
+        except TimeoutError:
+            left = ", ".join(self._registry.in_flight()) or "writes"
+            log.error("not over within %g s, and left to the next gateway: %s", STOP_LIMIT_S, left)
         if self._stopped:
             return
         self._stopped = True
@@ -155,7 +155,11 @@ class TaskService:
         except StorageFailed as error:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
         self._registry.lives.clear()
-        await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
+        except TimeoutError:
+            log.error("the runtimes were not closed within %g s", STOP_LIMIT_S)
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""
@@ -232,6 +236,16 @@ class TaskService:
             # The keeper keeps the row, and tries again: without it nobody would know that the tasks are lost.
             words = f"{len(failures)} tasks of instance {instance} could not be ended: {failures[0]!r}"
             raise StorageFailed(words) from failures[0]
+
+    async def _break_off(self) -> None:
+        """Cancel what goes on by itself, and wait for what must be written."""
+        for loop in self._loops:
+            loop.cancel()
+        if self._loops:
+            await asyncio.wait(self._loops)
+        await self._registry.drain()
+        await self._starts.settle()
+        await self.committer.close()
 
     async def _drain(self, drain_s: float) -> None:
         busy = [live.running.answer for live in self._registry.lives.values() if live.running is not None]
