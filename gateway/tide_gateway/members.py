@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from tide_gateway.host import start_ticks
 from tide_gateway.repository import Replica
 
 LEASE_S = 5.0
@@ -78,12 +79,3 @@ def this_host() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return f"unknown/{os.getpid()}"  # nobody else's: only the lease tells then
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; None if there is none (or it waits to be reaped)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

@@ -15,6 +15,7 @@ from runtime_bench import SCRIPTED_SERVER
 from runtime_bench_process import COMMAND, marked, process_spec
 
 from tide_gateway import upstream
+from tide_gateway.host import start_ticks
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, process, process_marks
 from tide_gateway.runtimes.process import MARK, FolderRefused, ProcessRuntime
 
@@ -185,7 +186,7 @@ async def test_a_process_that_is_another_one_is_not_attached_to(processes):
     place = server.place
     for wrong, words in [
         (Place(place.url, place.host, place.pid, "1"), "does not run"),  # the id was used again
-        (Place(place.url, place.host, os.getpid(), process_marks.start_ticks(os.getpid()) or ""), "does not run"),
+        (Place(place.url, place.host, os.getpid(), str(start_ticks(os.getpid()))), "does not run"),
         (Place(place.url, place.host), "does not run"),
         (Place(place.url, "elsewhere:0123456789ab", place.pid, place.handle), "runs on elsewhere"),
     ]:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tide_gateway.host import start_ticks
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
 from tide_gateway.runtimes.health import ask_health, until_healthy
 from tide_gateway.runtimes.process_marks import (
@@ -26,7 +27,6 @@ from tide_gateway.runtimes.process_marks import (
     listens,
     same_host,
     signal_tree,
-    start_ticks,
 )
 from tide_gateway.runtimes.process_places import (
     FolderRefused,
@@ -244,7 +244,7 @@ class ProcessRuntime:
                 env=server_environ(self._environ, spec, (MARK, self._marks.mark(name))),
                 start_new_session=True,
             )
-        life = Life(name, child.pid, start_ticks(child.pid) or "", child)
+        life = Life(name, child.pid, str(start_ticks(child.pid) or ""), child)
         self._lives.watch(life)
         return life
 

@@ -43,15 +43,6 @@ def same_host(one: str, other: str) -> bool:
     return one.rpartition(":")[2] == other.rpartition(":")[2]
 
 
-def start_ticks(pid: int) -> str | None:
-    """When the process started, in the kernel's ticks since boot; None where there is none, or only its corpse."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
 def mark_of(pid: int) -> str | None:
     """What the process's mark says, None where it has none or is gone."""
     wanted = f"{MARK}=".encode()

@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tide_gateway.host import start_ticks
 from tide_gateway.runtimes import Server
-from tide_gateway.runtimes.process_marks import Marks, mark_of, signal_tree, start_ticks
+from tide_gateway.runtimes.process_marks import Marks, mark_of, signal_tree
 from tide_gateway.runtimes.process_places import RunFolder
 
 _KILL_S = 6.0
@@ -38,7 +39,7 @@ class Exit:
         self._loop = asyncio.get_running_loop()
         self._fd = os.pidfd_open(pid)
         # After the descriptor was opened: what it means can change no more.
-        if start_ticks(pid) != ticks:
+        if str(start_ticks(pid)) != ticks:
             self.close()
             raise ProcessLookupError(f"process {pid} ended")
         self._loop.add_reader(self._fd, self._on_end)
@@ -145,7 +146,7 @@ class Lives:
         life = self._lives.get(name)
         if life is not None and (life.pid, life.ticks) == (pid, ticks):
             return None if life.gone.is_set() else life
-        if pid <= 0 or mark_of(pid) != self._marks.mark(name) or start_ticks(pid) != ticks:
+        if pid <= 0 or mark_of(pid) != self._marks.mark(name) or str(start_ticks(pid)) != ticks:
             return None
         life = Life(name, pid, ticks)
         self.watch(life)

@@ -22,6 +22,7 @@ from tide_gateway.repository.slots import Releases
 from tide_gateway.rows import Event
 from tide_gateway.runtimes import Gone, Server
 from tide_gateway.service import answers
+from tide_gateway.service.following import Looks
 from tide_gateway.service.live import Live, Registry
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 RECENT_S = 60.0
 """How far back releases are counted for Retry-After."""
-_POLL_S, _MAX_POLL_S = 0.03, 0.25
+_THAW_AGAIN_S = 0.25
 
 
 class Endings:
@@ -244,7 +245,7 @@ class Endings:
                     raise upstream.EnvironmentLost(str(error)) from error
                 except OSError as error:
                     log.warning("task %s is not thawed yet: %s", task.task_id, error)
-                    await asyncio.sleep(_MAX_POLL_S)
+                    await asyncio.sleep(_THAW_AGAIN_S)
             if not peer_task:
                 # The start was under way: repeated, it tells the id by which the task can be ended.
                 stored = await self._registry.repository.start_of(task.task_id)
@@ -258,16 +259,14 @@ class Endings:
         """Return when the environment has let the task go, here or on another replica; bounded by the `end` limit."""
         if live.releasing is not None and not live.releasing.done():
             await asyncio.wait({live.releasing})
-        pause_s, waited_s = _POLL_S, 0.0
+        looks = Looks()
         limit_s = live.task.clocks[ClockName.END].limit_s + 2.0 * self._registry.members.lease_s
-        while not live.task.released and waited_s < limit_s and not self._registry.closed:
+        while not live.task.released and looks.waited_s < limit_s and not self._registry.closed:
             task = await self._registry.repository.task(live.task.task_id)
             if task is None or task.released or task.worker == self._registry.me:
                 live.task = task or live.task
                 return
-            await asyncio.sleep(pause_s)
-            waited_s += pause_s
-            pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
+            await looks.pause()
 
 
 def peer_start(task: Task, environment: str, request: Mapping[str, object]) -> dict[str, object]:

@@ -8,12 +8,26 @@ from tide_gateway import lifecycle
 from tide_gateway.service import answers
 from tide_gateway.service.live import Live, Registry, Running, unfinished
 
-_POLL_S, _MAX_POLL_S = 0.02, 0.25
+_FIRST_LOOK_S, _MAX_LOOK_S = 0.02, 0.25
+
+
+class Looks:
+    """Pauses between looks at what another replica, or a thread of its own, does: from 20 ms on, at most 250 ms."""
+
+    def __init__(self) -> None:
+        self._pause_s = _FIRST_LOOK_S
+        self.waited_s = 0.0
+
+    async def pause(self) -> None:
+        """Wait before the next look."""
+        await asyncio.sleep(self._pause_s)
+        self.waited_s += self._pause_s
+        self._pause_s = min(_MAX_LOOK_S, 1.5 * self._pause_s)
 
 
 async def until_answered(registry: Registry, live: Live, running: Running) -> None:
     """Look until the turn is over, wherever it is acted; its clocks, kept by every replica's sweep, bound it."""
-    pause_s = _POLL_S
+    looks = Looks()
     running.sends = False
     try:
         while True:
@@ -32,8 +46,7 @@ async def until_answered(registry: Registry, live: Live, running: Running) -> No
                 break
             if not lifecycle.is_busy(task):
                 break
-            await asyncio.sleep(pause_s)
-            pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
+            await looks.pause()
     finally:
         if live.running is running and running.worker in (None, asyncio.current_task()):
             live.running = None

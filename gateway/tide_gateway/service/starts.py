@@ -24,6 +24,7 @@ from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings, failed_start
+from tide_gateway.service.following import Looks
 from tide_gateway.service.live import Live, Registry, unfinished
 from tide_gateway.service.placing import Placing
 from tide_gateway.service.start_keys import StartKeys
@@ -31,8 +32,6 @@ from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.errors import TideError
 from tide_sdk.wire import StartRequest
-
-_POLL_S, _MAX_POLL_S = 0.03, 0.25
 
 
 class Starts:
@@ -216,11 +215,10 @@ class Starts:
 
     async def _until_started(self, live: Live) -> None:
         """Look until the start is over; the start clock, kept by every replica's sweep, bounds it."""
-        pause_s = _POLL_S
+        looks = Looks()
         try:
             while live.task.state is TaskState.STARTING:
-                await asyncio.sleep(pause_s)
-                pause_s = min(_MAX_POLL_S, 1.5 * pause_s)
+                await looks.pause()
                 await self._placing.read_again(live)
             self._finish(live, await self._stored(live.task))
         except TideError as error:
