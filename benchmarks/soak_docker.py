@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -142,7 +143,10 @@ def main() -> int:
     found.add_argument("--think-s", type=float, default=2.0, help="mean seconds before each turn; default: 2")
     found.add_argument("--deadline-s", type=float, default=1200.0, help="of each task; default: 1200")
     found.add_argument("--live-restore", action="store_true", help="containers outlive the engine's restart")
-    return run(soak, found.parse_args())
+    arguments = found.parse_args()
+    if shutil.which("dockerd") is None:
+        found.error("there is no Docker engine to start here; make engines installs one (Debian packages, as root)")
+    return run(soak, arguments)
 
 
 if __name__ == "__main__":
