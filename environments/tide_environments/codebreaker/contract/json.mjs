@@ -24,8 +24,11 @@ export function parse(bytes) {
   }
   if (depth(data) > MAX_DEPTH) throw invalid("body", `nested deeper than ${MAX_DEPTH}`);
   if (/\d{16}/.test(text)) data = JSON.parse(markWholeNumbers(text), unmark);
-  if (/\\u[dD][89a-fA-F]/.test(text) && SURROGATE.test(strings(data).join("\n"))) {
+  if (/\\u[dD][89a-fA-F]/.test(text) && some(data, (value) => typeof value === "string" && SURROGATE.test(value))) {
     throw invalid("body", "a string holds a lone surrogate, which UTF-8 cannot carry");
+  }
+  if (/[eE]\+?\d{3}|\d{300}/.test(text) && some(data, (value) => value === Infinity || value === -Infinity)) {
+    throw invalid("body", "a number is too large");
   }
   return data;
 }
@@ -68,9 +71,10 @@ function isNumber(value) {
   return typeof value === "number" || typeof value === "bigint";
 }
 
-function strings(data) {
-  if (typeof data === "string") return [data];
-  return isContainer(data) ? Object.entries(data).flatMap(([name, value]) => [name, ...strings(value)]) : [];
+/** Whether any value or name in the data is such a one. */
+function some(data, test) {
+  if (!isContainer(data)) return test(data);
+  return Object.entries(data).some(([name, value]) => test(name) || some(value, test));
 }
 
 // The text is valid JSON already: outside of strings, whatever begins with a digit or a minus is a number.
