@@ -37,13 +37,14 @@ MODELS: tuple[type[BaseModel], ...] = (
     wire.CapacityView,
     wire.Problem,
 )
+_NONE_OF = re.compile(r"\^\[\^([^\]]+)\]\*\$")
 _FIELD = re.compile(r"^(\w+): (.*)$")
 
 
 def schema() -> dict[str, Any]:
     """The whole document."""
     _, found = models_json_schema([(model, "validation") for model in MODELS], ref_template="#/$defs/{model}")
-    definitions: dict[str, Any] = _without_noise(found["$defs"])
+    definitions: dict[str, Any] = _plain(found["$defs"])
     for name, definition in definitions.items():
         _describe(name, definition)
     definitions["CapacityResponse"] = {
@@ -85,15 +86,19 @@ def _describe(name: str, definition: dict[str, Any]) -> None:
         about["description"] = _in_json(words)
 
 
-def _without_noise(data: Any) -> Any:
-    """Without what says nothing and depends on pydantic's version: titles made of names, and that more is allowed."""
+def _plain(data: Any) -> Any:
+    """As every language's validators read it, and the same with every pydantic: without titles that are the names again,
+    and without saying that more is allowed."""
     if isinstance(data, list):
-        return [_without_noise(value) for value in data]
+        return [_plain(value) for value in data]
     if not isinstance(data, dict):
         return data
-    kept = {
-        name: _without_noise(value) for name, value in data.items() if (name, value) != ("additionalProperties", True)
-    }
+    kept = {name: _plain(value) for name, value in data.items() if (name, value) != ("additionalProperties", True)}
+    pattern = kept.get("pattern")
+    if isinstance(pattern, str) and (found := _NONE_OF.fullmatch(pattern)) is not None:
+        # In some languages `$` stands before a last line break too; what may not occur is the same in all.
+        del kept["pattern"]
+        kept["not"] = {"pattern": f"[{found[1]}]"}
     return {name: value for name, value in kept.items() if name != "title" or not isinstance(value, str)}
 
 
