@@ -87,8 +87,10 @@ def _describe(name: str, definition: dict[str, Any]) -> None:
 
 
 def _plain(data: Any) -> Any:
-    """As every language's validators read it, and the same with every pydantic: without titles that are the names again,
-    and without saying that more is allowed."""
+    """As validators of all languages read it, and the same with every pydantic.
+
+    Without titles that are the names again, and without saying that more is allowed.
+    """
     if isinstance(data, list):
         return [_plain(value) for value in data]
     if not isinstance(data, dict):

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import json
 import re
 import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import jsonschema
 import pytest
 from gateway_cluster import GatewayCluster
-from node_server import SERVER, node_program
+from node_server import ROOT, SERVER, announced, node_program, node_server
 
 from tide_sdk import cli
 
 RULES = Path(__file__).with_name("codebreaker_rules.test.mjs")
-TASK = {"max_turns": 100, "delay_s": 1}
+CHECKED_TASK = {"max_turns": 100, "delay_s": 1}
+CODE_OF_SEED_1 = "1621"
 
 
 def say(words: str) -> dict[str, str]:
@@ -117,3 +123,77 @@ def test_a_gateway_reaches_it_at_a_port_and_passes_its_refusals_on(gateway):
     observed = call(gateway, "/observation", task_id=started["task_id"], turn=0, message=message)
     assert observed["messages"][0]["tool_call_id"] == "a"
     call(gateway, "/end", task_id=started["task_id"], reason="enough")
+
+
+@pytest.fixture(scope="module", params=["node", "sdk", "gateway"])
+def checked(request, tmp_path_factory):
+    """A client of a server in each language and of the gateway; the published schema checks all that is said."""
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("schema")
+        if request.param == "gateway":
+            url = str(request.getfixturevalue("gateway").base_url)
+        elif request.param == "node":
+            url = stack.enter_context(node_server(folder, "--port", "0")).url
+        else:
+            words = ["-m", "tide_sdk.cli", "serve", "tide_environments.babyai.environment:BabyAI"]
+            url = stack.enter_context(announced(folder, [sys.executable, *words])).url
+        hooks = {"response": [check_by_schema]}
+        yield stack.enter_context(httpx.Client(base_url=url, timeout=30, event_hooks=hooks))
+
+
+@functools.cache
+def published() -> dict:
+    return json.loads((ROOT / "docs" / "contract.schema.json").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def validator(ref: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(published() | {"$ref": ref})
+
+
+def check_by_schema(response: httpx.Response) -> None:
+    response.read()
+    asked = response.request
+    name = f"{asked.method} {asked.url.path}" + ("?task_id=" if asked.url.query else "")
+    call = next(call for call in published()["calls"] if call["call"] == name)
+    if response.status_code < 400:
+        assert response.status_code == call["status"]
+        validator(call["answer"]["$ref"]).validate(response.json())
+        if call["request"]:
+            validator(call["request"]["$ref"]).validate(json.loads(asked.content))
+    else:
+        assert response.headers["content-type"] == "application/problem+json"
+        validator("#/$defs/Problem").validate(response.json())
+        told = published()["codes"][response.json()["code"]]
+        assert (told["status"], told["title"]) == (response.status_code, response.json()["title"])
+
+
+def test_all_that_servers_say_is_as_the_published_schema_has_it(checked):
+    started = call(checked, "/start", 201, environment="codebreaker", key="schema", seed=1)
+    task_id = started["task_id"]
+    call(checked, "/start", 409, environment="codebreaker", key="schema", seed=2)
+    call(checked, "/start", 422, environment="codebreaker")
+    call(checked, "/observation", task_id=task_id, turn=0, message=say("hello"))
+    call(checked, "/observation", 409, task_id=task_id, turn=5, message=say("hello"))
+    call(checked, "/pause", task_id=task_id, epoch=1)
+    call(checked, "/observation", 423, task_id=task_id, turn=1, message=say("hello"))
+    call(checked, "/resume", task_id=task_id)
+    assert checked.get("/observation", params={"task_id": task_id}).status_code == 200
+    call(checked, "/end", task_id=task_id, reason="enough")
+    call(checked, "/observation", 410, task_id=task_id, turn=1, message=say("hello"))
+    call(checked, "/pause", 404, task_id="nobody")
+    if checked.get("/capacity").status_code == 404:
+        assert checked.get("/health").status_code == 200
+    else:
+        call(checked, "/heartbeat", timeout_s=60)
+
+
+def test_the_check_of_the_contract_passes(capsys):
+    """Nothing is left out but what the game has not: large observations and images."""
+    words = ["check", "--task", json.dumps(CHECKED_TASK), "--action", "hello", "--slow-action", '{"content": "1111"}']
+    words += ["--end-action", CODE_OF_SEED_1]
+    code = cli.main([*words, "--", node_program(), SERVER, "--port", "{port}", "--capacity", "{capacity}"])
+    told = capsys.readouterr()
+    assert code == 0, told.out + told.err
+    skipped = re.findall(r"^skip +(\S+)", told.out, re.MULTILINE)
+    assert skipped == ["observation.large", "observation.images"]

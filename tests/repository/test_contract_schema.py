@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,24 @@ def test_every_body_has_an_example_that_the_models_and_the_schema_take(schema):
             jsonschema.validate(example, schema | {"$ref": f"#/$defs/{name}"})
             if hasattr(wire, name):
                 getattr(wire, name).model_validate_json(json.dumps(example), strict=True)
+
+
+def test_what_is_said_in_the_contracts_page_is_as_the_schema_has_it(tree, schema):
+    page = (tree.root / "docs" / "contract.md").read_text(encoding="utf-8")
+    clock = {"limit_s": 150.0, "consumed_s": 0.2, "remaining_s": 149.8}
+    names = schema["$defs"]["ClockName"]["enum"]
+    page = page.replace(":CLOCKS", ":" + json.dumps(dict.fromkeys(names, clock)))
+    page = page.replace(":LIMITS", ":" + json.dumps(dict.fromkeys(names, 150.0)))
+    calls = {call["call"]: call for call in schema["calls"]}
+    said = re.findall(r"^(GET|POST) (/\S+?)(=\S+)?(?: +({.*}))?\n(\d{3}) +({.*})$", page, re.MULTILINE)
+    assert len(said) >= 8
+    for method, path, value, asked, status, answered in said:
+        call = calls[f"{method} {path}" + ("=" if value else "")]
+        if asked:
+            jsonschema.validate(json.loads(asked), schema | call["request"])
+        good = int(status) == call["status"]
+        jsonschema.validate(json.loads(answered), schema | (call["answer"] if good else {"$ref": "#/$defs/Problem"}))
+        assert good or schema["codes"][json.loads(answered)["code"]]["status"] == int(status)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -42,7 +42,7 @@ class NodeServer:
     """A running server.
 
     Attributes:
-        process: the node process.
+        process: its process.
         url: as announced, `http://...` or `unix:...`.
         log: its output.
     """
@@ -64,18 +64,25 @@ class NodeServer:
         return self.process.wait(timeout=STOP_S)
 
 
+def node_server(
+    folder: Path, *words: str, environ: Mapping[str, str] | None = None
+) -> contextlib.AbstractContextManager[NodeServer]:
+    """Codebreaker as a process, called with these words; see `announced`."""
+    return announced(folder, [node_program(), SERVER, *words], environ)
+
+
 @contextlib.contextmanager
-def node_server(folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> Iterator[NodeServer]:
-    """A server that has announced itself in `folder`; killed at the end if it still runs.
+def announced(folder: Path, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[NodeServer]:
+    """An environment server that has announced itself in `folder`; killed at the end if it still runs.
 
     Raises:
         AssertionError: it ended, or was not ready in time; the message has its log.
     """
     announce, log = folder / "announce.json", folder / "server.log"
     announce.unlink(missing_ok=True)
-    argv = [node_program(), SERVER, *words, "--announce", str(announce)]
     with log.open("ab") as out:
-        process = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
+        command = [*argv, "--announce", str(announce)]
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
     try:
         deadline_s = time.monotonic() + START_S
         while not announce.exists():

@@ -20,7 +20,8 @@ const MAX_SMALL_BODY_BYTES = 64 * 1024;
 const MAX_REMEMBERED = 4096;
 const MAX_REMEMBERED_CHARS = 64 * 1024 * 1024;
 const SWEEP_EVERY_MS = 250;
-const STOP_LIMIT_MS = 2000;
+// A gateway kills what has not ended 2 s after SIGTERM.
+const STOP_LIMIT_MS = 1000;
 
 class CallerGone extends Error {}
 
@@ -79,7 +80,7 @@ export class EnvironmentServer {
     for (const task of this.#live) task.sweep();
   }
 
-  /** Take no more tasks, and end those that are open, within two seconds. */
+  /** Take no more tasks, and end those that are open, within a second. */
   async stop() {
     this.#stopping = true;
     clearInterval(this.sweeper);

@@ -50,7 +50,7 @@ export class Clocks {
       this.#clocks.map((clock) => {
         const used = consumed(clock, now);
         const left = Math.max(0, clock.limit_s - used);
-        return [clock.name, { limit_s: clock.limit_s, consumed_s: used, remaining_s: left }];
+        return [clock.name, { limit_s: clock.limit_s, consumed_s: rounded(used), remaining_s: rounded(left) }];
       }),
     );
   }
@@ -58,4 +58,9 @@ export class Clocks {
 
 function consumed(clock, now) {
   return clock.consumed_s + (clock.since_s === null ? 0 : now - clock.since_s);
+}
+
+/** To a tenth of a millisecond: more digits say nothing. */
+function rounded(seconds) {
+  return Math.round(seconds * 1e4) / 1e4;
 }
