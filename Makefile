@@ -16,7 +16,7 @@ TEST_LIMIT_S ?= 1500
 TEST_WORKERS ?= 3
 export EXTRAS TORCH_INDEX_URL PYTHON
 
-.PHONY: help setup engines train test check format api-snapshot configuration-doc bench-train-peers clean distclean
+.PHONY: help setup engines train test check format api-snapshot configuration-doc contract-schema bench-train-peers clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ api-snapshot: ## rewrite docs/api/tide_sdk.txt after a wanted change of a public
 
 configuration-doc: ## rewrite docs/configuration.md after a change of a setting
 	$(PY) scripts/configuration_doc.py --write
+
+contract-schema: ## rewrite docs/contract.schema.json after a wanted change of the wire contract
+	$(PY) scripts/contract_schema.py --write
 
 bench-train-peers: ## make .venv-trl, with which make bench-train measures TRL beside TideRL
 	@VENV=.venv-trl EXTRAS=peers scripts/setup.sh
