@@ -66,9 +66,8 @@ class ClockState:
 
     def consumed(self, now_s: float) -> float:
         """Seconds counted until `now_s`; a clock that was set back counts as 0 seconds passed."""
-        if self.running_since_s is None:
-            return self.consumed_s
-        return self.consumed_s + max(0.0, now_s - self.running_since_s)
+        since_s = self.running_since_s
+        return self.consumed_s if since_s is None or now_s <= since_s else self.consumed_s + (now_s - since_s)
 
     def remaining(self, now_s: float) -> float:
         """Seconds left at `now_s`, never below 0."""
