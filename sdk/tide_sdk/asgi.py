@@ -5,16 +5,15 @@ Own code because a framework costs more per call than an environment's whole tur
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from math import ceil
-from types import coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from tide_sdk import codec
 from tide_sdk.errors import TideError
+from tide_sdk.timers import within
 from tide_sdk.wire import CONTRACT_HEADER, CONTRACT_VERSION
 
 Scope = MutableMapping[str, Any]
@@ -22,7 +21,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 M = TypeVar("M", bound=BaseModel)
-T = TypeVar("T")
 
 BODY_LIMIT_S = 60.0
 """Seconds in which a caller must have sent the whole body."""
@@ -42,7 +40,8 @@ def check_version(scope: Scope) -> None:
     Raises:
         TideError: 422.
     """
-    for name, value in cast("Headers", scope["headers"]):
+    headers: Headers = scope["headers"]
+    for name, value in headers:
         if name == _CONTRACT[0]:
             _check_named_version(value)
 
@@ -61,7 +60,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         ClientGone: the connection ended before the body did.
     """
     content_type, declared = b"", b""
-    for name, value in cast("Headers", scope["headers"]):
+    headers: Headers = scope["headers"]
+    for name, value in headers:
         if name == b"content-type":
             content_type = value
         elif name == b"content-length":
@@ -72,36 +72,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     if content_type != _JSON_TYPE and content_type.partition(b";")[0].strip().lower() != _JSON_TYPE:
         raise TideError("media_type", "send the body with Content-Type: application/json")
-    reading = _receive_all(receive, max_bytes)
     try:
-        waits_for = reading.send(None)
-    except StopIteration as read:
-        return cast(
-            "bytes", read.value
-        )  # as a rule it has arrived with its head: a timer would cost more than the rest
-    try:
-        async with asyncio.timeout(BODY_LIMIT_S):
-            return await _go_on(reading, waits_for)
+        return await within(BODY_LIMIT_S, _receive_all(receive, max_bytes))
     except TimeoutError as error:
         words = f"body: it did not arrive within {BODY_LIMIT_S:g} s"
         raise TideError("invalid", words, field="body") from error
-
-
-@coroutine
-def _go_on(begun: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """The rest of a coroutine that was begun by hand, from what it waits for."""
-    try:
-        while True:
-            try:
-                sent = yield waits_for
-            except BaseException as error:  # noqa: BLE001 (a cancellation, for the coroutine to see)
-                waits_for = begun.throw(error)
-            else:
-                waits_for = begun.send(sent)
-    except StopIteration as end:
-        return cast("T", end.value)
-    finally:
-        begun.close()
 
 
 async def _receive_all(receive: Receive, max_bytes: int) -> bytes:

@@ -9,8 +9,8 @@ Source: TideRL appendix B.1 (`/pause` halts the timeout counters until `/resume`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class ClockName(StrEnum):
@@ -50,8 +50,7 @@ RUNNING: Mapping[TaskState, frozenset[ClockName]] = {
 _OF_A_TURN = frozenset({ClockName.IDLE, ClockName.TURN})
 
 
-@dataclass(frozen=True, slots=True)
-class ClockState:
+class ClockState(NamedTuple):
     """One clock.
 
     Attributes:
