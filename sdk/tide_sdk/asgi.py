@@ -5,15 +5,15 @@ Own code because a framework costs more per call than an environment's whole tur
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from math import ceil
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from tide_sdk import codec
 from tide_sdk.errors import TideError
+from tide_sdk.timers import within
 from tide_sdk.wire import CONTRACT_HEADER, CONTRACT_VERSION
 
 Scope = MutableMapping[str, Any]
@@ -25,7 +25,8 @@ M = TypeVar("M", bound=BaseModel)
 BODY_LIMIT_S = 60.0
 """Seconds in which a caller must have sent the whole body."""
 _CONTRACT = (CONTRACT_HEADER.lower().encode(), str(CONTRACT_VERSION).encode())
-_JSON = ((b"content-type", b"application/json"), _CONTRACT)
+_JSON_TYPE = b"application/json"
+_JSON = ((b"content-type", _JSON_TYPE), _CONTRACT)
 _PROBLEM = ((b"content-type", b"application/problem+json"), _CONTRACT)
 
 
@@ -39,10 +40,16 @@ def check_version(scope: Scope) -> None:
     Raises:
         TideError: 422.
     """
-    for name, value in cast("Headers", scope["headers"]):
-        if name == _CONTRACT[0] and value.strip() != _CONTRACT[1]:
-            words = f"{CONTRACT_HEADER}: this server speaks version {CONTRACT_VERSION}"
-            raise TideError("invalid", words, field=CONTRACT_HEADER)
+    headers: Headers = scope["headers"]
+    for name, value in headers:
+        if name == _CONTRACT[0]:
+            _check_named_version(value)
+
+
+def _check_named_version(value: bytes) -> None:
+    if value.strip() != _CONTRACT[1]:
+        words = f"{CONTRACT_HEADER}: this server speaks version {CONTRACT_VERSION}"
+        raise TideError("invalid", words, field=CONTRACT_HEADER)
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
@@ -52,18 +59,21 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         TideError: 413, 415, or 422 for another contract version or a body that does not come.
         ClientGone: the connection ended before the body did.
     """
-    check_version(scope)
-    content_type = b""
-    for name, value in cast("Headers", scope["headers"]):
+    content_type, declared = b"", b""
+    headers: Headers = scope["headers"]
+    for name, value in headers:
         if name == b"content-type":
             content_type = value
-        elif name == b"content-length" and value.isdigit() and int(value) > max_bytes:
-            raise _too_large(max_bytes)
-    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+        elif name == b"content-length":
+            declared = value
+        elif name == _CONTRACT[0]:
+            _check_named_version(value)
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    if content_type != _JSON_TYPE and content_type.partition(b";")[0].strip().lower() != _JSON_TYPE:
         raise TideError("media_type", "send the body with Content-Type: application/json")
     try:
-        async with asyncio.timeout(BODY_LIMIT_S):
-            return await _receive_all(receive, max_bytes)
+        return await within(BODY_LIMIT_S, _receive_all(receive, max_bytes))
     except TimeoutError as error:
         words = f"body: it did not arrive within {BODY_LIMIT_S:g} s"
         raise TideError("invalid", words, field="body") from error

@@ -9,8 +9,8 @@ Source: TideRL appendix B.1 (`/pause` halts the timeout counters until `/resume`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class ClockName(StrEnum):
@@ -47,10 +47,10 @@ RUNNING: Mapping[TaskState, frozenset[ClockName]] = {
     TaskState.ENDED: frozenset(),
 }
 """The clocks that run in each state; all others stand still."""
+_OF_A_TURN = frozenset({ClockName.IDLE, ClockName.TURN})
 
 
-@dataclass(frozen=True, slots=True)
-class ClockState:
+class ClockState(NamedTuple):
     """One clock.
 
     Attributes:
@@ -65,9 +65,8 @@ class ClockState:
 
     def consumed(self, now_s: float) -> float:
         """Seconds counted until `now_s`; a clock that was set back counts as 0 seconds passed."""
-        if self.running_since_s is None:
-            return self.consumed_s
-        return self.consumed_s + max(0.0, now_s - self.running_since_s)
+        since_s = self.running_since_s
+        return self.consumed_s if since_s is None or now_s <= since_s else self.consumed_s + (now_s - since_s)
 
     def remaining(self, now_s: float) -> float:
         """Seconds left at `now_s`, never below 0."""
@@ -76,22 +75,6 @@ class ClockState:
     def expired(self, now_s: float) -> bool:
         """True if the limit is used up at `now_s`."""
         return self.consumed(now_s) >= self.limit_s
-
-    def run(self, now_s: float) -> ClockState:
-        """The same clock, running; a running clock is returned as it is."""
-        return self if self.running_since_s is not None else replace(self, running_since_s=now_s)
-
-    def stop(self, now_s: float) -> ClockState:
-        """The same clock, standing still with what it has consumed."""
-        if self.running_since_s is None:
-            return self
-        return replace(self, consumed_s=self.consumed(now_s), running_since_s=None)
-
-    def forgive(self, seconds: float) -> ClockState:
-        """The same clock without `seconds` of its present run, for an outage that must charge nobody."""
-        if self.running_since_s is None:
-            return self
-        return replace(self, running_since_s=self.running_since_s + max(0.0, seconds))
 
 
 def new_clocks(limits: Mapping[ClockName, float]) -> dict[ClockName, ClockState]:
@@ -114,10 +97,13 @@ def enter(
     running = RUNNING[state]
     after: dict[ClockName, ClockState] = {}
     for name, clock in clocks.items():
-        stopped = clock.stop(now_s)
-        if new_turn and name in (ClockName.IDLE, ClockName.TURN):
-            stopped = replace(stopped, consumed_s=0.0)
-        after[name] = stopped.run(now_s) if name in running else stopped
+        restarts = new_turn and name in _OF_A_TURN
+        since_s = now_s if name in running else None
+        if clock.running_since_s is None and since_s is None and not (restarts and clock.consumed_s):
+            after[name] = clock
+        else:
+            consumed_s = 0.0 if restarts else clock.consumed(now_s)
+            after[name] = ClockState(clock.limit_s, consumed_s, since_s)
     return after
 
 

@@ -8,7 +8,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from tide_sdk import codec
 from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
 from tide_sdk.errors import TideError
+from tide_sdk.timers import within
 from tide_sdk.wire import Message
 
 _log = logging.getLogger("tide_sdk.environment")
@@ -101,8 +102,8 @@ class Instance:
         """True if a `step` now runs to its end without giving up the event loop."""
         return self._inline_step and not self._lock.locked()
 
-    async def start(self, info: StartInfo) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Make the instance and begin the task: the first messages and the tools.
+    async def start(self, info: StartInfo) -> tuple[bytes, bytes]:
+        """Make the instance and begin the task: the first messages and the tools, as JSON.
 
         Raises:
             TideError: what the author raised as one, else `environment_failed`.
@@ -115,10 +116,9 @@ class Instance:
         messages = self._messages("start", start.messages)
         try:
             tools = [dict(tool) for tool in (self._class.tools if start.tools is None else start.tools)]
-            codec.dumps([messages, tools])
+            return codec.dumps(messages), codec.dumps(tools)
         except (TypeError, ValueError) as error:
             raise self._failed("start", error, "its Start cannot be sent") from error
-        return messages, tools
 
     async def step(self, message: Message) -> tuple[bytes, Step]:
         """Act once: the observation's fields as a JSON object, and the author's answer.
@@ -201,11 +201,11 @@ class Instance:
                 result = function(*args)
             except SystemExit as error:
                 raise RuntimeError(f"SystemExit: {error}") from error
-        return await cast("Any", result) if inspect.isawaitable(result) else result
+        return await result if inspect.isawaitable(result) else result
 
     def _messages(self, method: str, messages: Any) -> list[dict[str, Any]]:
-        single = isinstance(messages, (str, Message, Mapping))
-        items = cast("Iterable[Any]", (messages,) if single else messages)
+        several = isinstance(messages, (list, tuple)) or not isinstance(messages, (str, Message, Mapping))
+        items = cast("Iterable[Any]", messages if several else (messages,))
         try:
             return [_as_dict(item) for item in items]
         except (TypeError, ValueError) as error:
@@ -235,7 +235,7 @@ def _as_dict(message: Any) -> dict[str, Any]:
 
 
 async def run_hook(
-    hook: Callable[[], Awaitable[None]], *, after: asyncio.Task[None] | None = None, quiet: bool = False
+    hook: Callable[[], Coroutine[Any, Any, None]], *, after: asyncio.Task[None] | None = None, quiet: bool = False
 ) -> None:
     """Call an author's `pause` or `resume`, after an earlier one; `quiet` where nobody waits for its failure.
 
@@ -245,8 +245,7 @@ async def run_hook(
     if after is not None:
         await asyncio.wait((after,))
     try:
-        async with asyncio.timeout(HOOK_LIMIT_S):
-            await hook()
+        await within(HOOK_LIMIT_S, hook())
     except (TimeoutError, TideError) as error:
         if not quiet:  # at the end of a turn nobody waits; the instance has logged it
             detail = error.detail if isinstance(error, TideError) else f"no answer within {HOOK_LIMIT_S} s"

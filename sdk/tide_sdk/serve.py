@@ -105,6 +105,7 @@ def _serve(
         timeout_graceful_shutdown=STOP_LIMIT_S,
         server_header=False,
         date_header=False,
+        proxy_headers=False,  # nothing here asks where a call comes from
         ws="none",
     )
 

@@ -29,12 +29,13 @@ from tide_sdk.task_rules import (
     decide_turn,
     final_account,
 )
+from tide_sdk.timers import within
 from tide_sdk.turn_record import TurnRecord
 from tide_sdk.wire import Message, Outcome, StartRequest
 
 _log = logging.getLogger("tide_sdk.server")
-FIRST = {"reward": None, "terminated": False, "truncated": False, "info": dict[str, object]()}
-"""What the first observation says beside its messages."""
+_FIRST = b'{"messages":%b,"reward":null,"terminated":false,"truncated":false,"info":{}}'
+_STARTED = b'{"task_id":"%b","turn":0,"messages":%b,"tools":%b,"limits":%b,"clocks":%b}'
 
 
 class ServedTask:
@@ -100,9 +101,8 @@ class ServedTask:
         try:
             if after is not None:
                 await after.end(f"superseded by attempt {request.attempt}")
-            async with asyncio.timeout(self._limits[ClockName.START]):
-                info = StartInfo(request.task or {}, request.seed, request.split, request.kind)
-                messages, tools = await self._instance.start(info)
+            info = StartInfo(request.task or {}, request.seed, request.split, request.kind)
+            messages, tools = await within(self._limits[ClockName.START], self._instance.start(info))
         except TimeoutError:
             await self._fail_start(self._expire(ClockName.START))
         except TideError as error:
@@ -113,10 +113,10 @@ class ServedTask:
                 raise
             raise TideError("ended", "the task was ended while it started") from None
         self._enter(TaskState.WAITING, new_turn=True)
-        self._latest = codec.compact(codec.dumps(FIRST | {"messages": messages}))
-        limits = {name.value: limit_s for name, limit_s in self._limits.items()}
-        answer = {"task_id": self.task_id, "turn": 0, "messages": messages, "tools": tools, "limits": limits}
-        started = codec.compact(codec.dumps(answer | {"clocks": clock_view(self._clocks, self._now())}))
+        self._latest = _FIRST % messages
+        limits = codec.dumps({name.value: limit_s for name, limit_s in self._limits.items()})
+        clocks = codec.dumps(clock_view(self._clocks, self._now()))
+        started = _STARTED % (self.task_id.encode(), messages, tools, limits, clocks)
         self._num_start_bytes = len(started)
         return started
 
@@ -183,8 +183,7 @@ class ServedTask:
                 self._enter(TaskState.PAUSED)
                 self._hook = asyncio.create_task(run_hook(self._instance.pause, quiet=True))
         self._latest = observation
-        record.answer = self._observation()
-        record.done.set()
+        record.settle(self._observation())
 
     def latest(self) -> bytes:
         """The answer of `GET /observation`.
@@ -250,8 +249,7 @@ class ServedTask:
         self._enter(TaskState.ENDING)
         record = self._record
         if record is not None and not record.settled:
-            record.error = error
-            record.done.set()
+            record.settle(error)
         for running in (self._acting, self._starting if starting else None):
             if running is not None and running is not asyncio.current_task():
                 running.cancel()
@@ -259,8 +257,7 @@ class ServedTask:
 
     async def _close(self, reason: str | None) -> None:
         try:
-            async with asyncio.timeout(self._limits[ClockName.END]):
-                self._end_info = await self._instance.end(reason)
+            self._end_info = await within(self._limits[ClockName.END], self._instance.end(reason))
         except TimeoutError:
             _log.warning("task %s: the environment did not end within its limit and is abandoned", self.task_id)
             self._end_info = EndInfo(metrics={"end_expired": True})

@@ -28,6 +28,7 @@ from tide_sdk.task_rules import DEFAULT_LIMITS
 from tide_sdk.wire import CONTRACT_VERSION, EndRequest, EpochRequest, ObservationRequest, StartRequest
 
 _log = logging.getLogger("tide_sdk.server")
+_Handler = Callable[[Scope, Receive], Awaitable[tuple[int, bytes]]]
 SWEEP_EVERY_S = 0.5
 CLOSE_LIMIT_S = 2.0
 """Seconds that a stopping server gives its tasks to release what they hold."""
@@ -74,7 +75,7 @@ class EnvironmentServer:
         self._keys: dict[str, ServedTask] = {}
         self._live: dict[str, ServedTask] = {}
         self._released: OrderedDict[str, ServedTask] = OrderedDict()
-        self._routes: dict[str, dict[str, Callable[[Scope, Receive], Awaitable[tuple[int, bytes]]]]] = {
+        self._routes: dict[str, dict[str, _Handler]] = {
             "/observation": {"POST": self._observation, "GET": self._latest},
             "/start": {"POST": self._start},
             "/pause": {"POST": self._pause},
@@ -91,7 +92,7 @@ class EnvironmentServer:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
         try:
-            status, body = await self._answer(scope, receive)
+            status, body = await self._handler(scope)(scope, receive)
         except TideError as error:
             await send_problem(send, error)
         except ClientGone:
@@ -102,7 +103,7 @@ class EnvironmentServer:
         else:
             await send_json(send, status, body)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+    def _handler(self, scope: Scope) -> _Handler:
         methods = self._routes.get(scope["path"])
         if methods is None:
             raise TideError("not_found", f"no endpoint {scope['path']!r}; there are {', '.join(self._routes)}")
@@ -110,7 +111,7 @@ class EnvironmentServer:
         if handler is None:
             allow = ", ".join(methods)
             raise TideError("method_not_allowed", f"{scope['path']} takes {allow}", allow=allow)
-        return await handler(scope, receive)
+        return handler
 
     # endpoints
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from tide_sdk.clocks import ClockName, ClockState, TaskState
 from tide_sdk.environment import EndInfo
@@ -20,6 +20,7 @@ DEFAULT_LIMITS: dict[ClockName, float] = {
     ClockName.END: 30.0,
 }
 """Seconds of each clock where the start names none."""
+_WORDS = {name: name.value for name in ClockName}
 
 
 class TurnDecision(Enum):
@@ -29,8 +30,7 @@ class TurnDecision(Enum):
     REPEAT = "repeat"
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
+class TurnView(NamedTuple):
     """What decides about an action.
 
     Attributes:
@@ -138,9 +138,10 @@ def clock_view(clocks: Mapping[ClockName, ClockState], now_s: float) -> dict[str
     view: dict[str, dict[str, float]] = {}
     for name, clock in clocks.items():
         consumed_s = clock.consumed(now_s)
-        view[name.value] = {
+        remaining_s = clock.limit_s - consumed_s
+        view[_WORDS[name]] = {
             "limit_s": clock.limit_s,
             "consumed_s": round(consumed_s, 4),
-            "remaining_s": round(max(0.0, clock.limit_s - consumed_s), 4),
+            "remaining_s": round(remaining_s, 4) if remaining_s > 0 else 0.0,
         }
     return view

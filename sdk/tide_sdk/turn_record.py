@@ -15,22 +15,30 @@ class TurnRecord:
         turn: its number.
         answer: the observation as it was sent, None until then.
         error: what the turn failed with, None otherwise.
-        done: set once there is an answer or an error.
     """
 
-    __slots__ = ("_body", "answer", "done", "error", "turn")
+    __slots__ = ("_body", "_settled", "answer", "error", "turn")
 
     def __init__(self, turn: int, body: bytes) -> None:
         self.turn = turn
         self._body = body
         self.answer: bytes | None = None
         self.error: TideError | None = None
-        self.done = asyncio.Event()
+        self._settled: asyncio.Event | None = None  # made by the first that waits; most turns have nobody
 
     @property
     def settled(self) -> bool:
         """True once the turn has its answer or its error."""
         return self.answer is not None or self.error is not None
+
+    def settle(self, end: bytes | TideError) -> None:
+        """Take the turn's answer or its error, once, and wake all that wait for it."""
+        if isinstance(end, TideError):
+            self.error = end
+        else:
+            self.answer = end
+        if self._settled is not None:
+            self._settled.set()
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +51,9 @@ class TurnRecord:
 
     async def result(self) -> bytes:
         """Waits until the turn has ended; the caller's deadline is the task's clocks. Raises its error."""
-        await self.done.wait()
+        if not self.settled:
+            self._settled = self._settled or asyncio.Event()
+            await self._settled.wait()
         if self.error is not None:
             raise self.error
         assert self.answer is not None

@@ -33,6 +33,35 @@ async def test_a_body_that_does_not_come_is_refused_after_a_while(monkeypatch, e
     assert (caught.value.code, caught.value.extra["field"]) == ("invalid", "body")
 
 
+async def test_a_body_that_comes_in_its_time_is_read_whole():
+    parts = [b'{"a"', b":", b"1}"]
+
+    async def receive() -> dict:
+        for _ in range(2):
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    assert await asgi.read_body(SCOPE, receive, 100) == b'{"a":1}'
+
+
+async def test_a_cancelled_call_gives_up_what_it_waits_for():
+    seen = []
+
+    async def receive() -> dict:
+        try:
+            return await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    reading = asyncio.create_task(asgi.read_body(SCOPE, receive, 100))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert seen == ["cancelled"]
+
+
 async def test_a_caller_that_goes_away_is_no_error_of_the_body(monkeypatch):
     part = {"type": "http.request", "body": b"{", "more_body": True}
     with pytest.raises(asgi.ClientGone):

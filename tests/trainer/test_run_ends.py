@@ -124,6 +124,22 @@ async def test_a_report_that_cannot_be_written_hides_neither_the_account_nor_the
     assert end_record(tmp_path / "runs" / "run")["status"] == "completed"
 
 
+async def test_the_end_tells_what_a_turn_cost(settings, monkeypatch, capsys):
+    @asynccontextmanager
+    async def wired(_settings, _directory, _repository, record, _keep_samples):
+        async def body():
+            cpu_s = {"main": 0.5, "router": 0.3, "gateway": 0.6, "engine": 1.0}
+            record("train_step", model_version=1, num_turns=1000, scheduler_cpu_s=0.1, cpu_s=cpu_s)
+            return "done"
+
+        yield Parts(body)
+
+    monkeypatch.setattr(run, "wired", wired)
+    assert await run.run(settings) == 0
+    told = "CPU of a turn: scheduler 0.10 + router 0.30 + gateway 0.60 = 1.00 ms (goal: at most 2); engine 1.00, main"
+    assert told in capsys.readouterr().out
+
+
 async def test_two_runs_of_a_name_in_one_database_are_refused_by_name(settings, body, tmp_path):
     body(done)
     shared = {"database_url": f"sqlite:///{tmp_path / 'shared.sqlite3'}"}

@@ -21,6 +21,7 @@ from tide_trainer.persistence.migrate import async_url, migrate_database
 from tide_trainer.persistence.repository import RunRepository
 from tide_trainer.report.html import write_report
 from tide_trainer.report.metrics import MetricsLog
+from tide_trainer.report.turn_cpu import turn_cpu
 from tide_trainer.report.view import LiveView
 from tide_trainer.run_directory import RunDirectory, new_run_directory
 from tide_trainer.settings import TrainerSettings
@@ -119,6 +120,9 @@ class _Run:
             ended_well = await _to_the_end(self._finish(status, reason))
         if not ended_well:
             code = code or 1
+        of_turn = turn_cpu(self._log.records)
+        if of_turn is not None:
+            print(of_turn.told())
         print(f"{status}: {reason}\nreport: {self._directory.path / 'report.html'}")
         return code
 

@@ -87,7 +87,8 @@ def synthetic_records(num_steps: int = 30, *, eta: int = 1, seed: int = 7, level
             rollout_wait_s=rng.uniform(0.1, 0.8), parity_max_abs=rng.uniform(1e-5, 9e-5),
             num_pauses=rng.randint(0, 30), num_resumes=rng.randint(0, 30), num_preemptions=rng.randint(0, 3),
             mode="one", roles={"local:0": "actor", "local:1": "rollout"},
-            cpu_s={part: amount * rng.uniform(0.8, 1.2) for part, amount in CPU_PARTS.items()})  # fmt: skip
+            cpu_s={part: amount * rng.uniform(0.8, 1.2) for part, amount in CPU_PARTS.items()},
+            num_turns=1000)  # fmt: skip
         if version % 5 == 0:
             evaluate(version, "sampled", 0.0)
     add("phase", phase="final evaluation")

@@ -56,6 +56,8 @@ def test_a_whole_run(make_run: Make, records: list[Any], samples: list[Any]) -> 
     assert "Seed 1000" in page.text
     assert "Seed 1001" in page.text
     assert "BabyAI-GoToObj-v0" in page.text
+    assert re.search(r"CPU of a turn: scheduler 0\.\d\d \+ router 0\.\d\d \+ gateway 0\.\d\d = [\d.]+ ms", page.text)
+    assert "Mean of 30k turns" in page.text
 
 
 def test_the_page_needs_nothing_from_elsewhere(make_run: Make, records: list[Any], samples: list[Any]) -> None:

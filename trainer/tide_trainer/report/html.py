@@ -22,6 +22,7 @@ from tide_trainer.report.metrics import MetricsFailed, read_metrics
 from tide_trainer.report.sections import charts
 from tide_trainer.report.summary import RunSummary, summarise
 from tide_trainer.report.trajectories import LEGEND, read_pairs
+from tide_trainer.report.turn_cpu import SERVING, turn_cpu
 from tide_trainer.report.verdict import breached, checks, key_figures, verdict
 
 METRICS_FILE = "metrics.jsonl"
@@ -80,6 +81,8 @@ def render(run: RunSummary, samples: Path) -> str:
         charts=[figure for figure in charts(run) if figure.svg],
         checks=checks(run),
         parts=_parts(run),
+        of_turn=turn_cpu(run.steps),
+        serving=SERVING,
         config=_config(run.config),
         pairs=pairs,
         samples_note=missing,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tide_trainer.report.formats import MISSING, count, number, percent, quantity, seconds, size_of
 from tide_trainer.report.summary import Evaluation, RunSummary, differs
+from tide_trainer.report.turn_cpu import GOAL_MS, turn_cpu
 
 State = Literal["OK", "breach", "not recorded"]
 
@@ -85,6 +86,7 @@ def key_figures(run: RunSummary) -> list[Figure]:
     total_cpu = sum(run.cpu_s.values()) if run.cpu_s else None
     peak = sum(run.peak_rss_bytes.values()) if run.peak_rss_bytes else None
     start = f"from {percent(first.success)} at the start" if first is not None and first is not last else ""
+    of_turn = turn_cpu(run.steps)
     interval = f"95% interval {percent(last.low)} to {percent(last.high)}" if last and last.low is not None else ""
     return [
         Figure("Sampled success", percent(last.success if last else None), start or interval),
@@ -95,6 +97,11 @@ def key_figures(run: RunSummary) -> list[Figure]:
         ),
         Figure("Train steps", count(len(run.steps)), f"of at most {planned:,}" if isinstance(planned, int) else ""),
         Figure("Wall time", seconds(run.wall_s), f"{seconds(total_cpu)} of CPU" if total_cpu is not None else ""),
+        Figure(
+            "CPU of a turn",
+            f"{of_turn.serving_ms:.2f} ms" if of_turn else MISSING,
+            f"scheduler, router and gateway; goal: at most {GOAL_MS:g} ms",
+        ),
         Figure("Goodput", f"{quantity(_mean(goodput))} tok/s" if goodput else MISSING, "mean, trained tokens"),
         Figure("Trained tokens", quantity(sum(trained)) if trained else MISSING, "sampled by the model"),
         Figure("Prefix-cache hits", percent(_mean(hits)), "mean, of prompt tokens"),
