@@ -101,6 +101,7 @@ class Rows:
             "added_p99_ms": middle(lambda row: added_ms(row, 99)),
             "start_p50_ms": percentile_ms([one for row in rows for one in row.taken.start_s], 50),
             "start_p99_ms": percentile_ms([one for row in rows for one in row.taken.start_s], 99),
+            "others_cores": middle(lambda row: row.taken.others_cores),
             "cpu_ms_per_turn": {name: middle(lambda row, name=name: row.cpu_ms(name)) for name in _processes(rows)},
         }
         if route == "alone":
@@ -178,7 +179,7 @@ def goals(figures: Mapping[tuple[str, str, str], Mapping[str, Any]], durable: bo
 def table(figures: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
     """The medians as lines of text."""
     heads = ("server", "through", "tasks", "turns/s", "of base", "p50 ms", "p99 ms", "+p50", "+p99")
-    heads += ("gateway", "environ.", "postgres", "client")
+    heads += ("gateway", "environ.", "postgres", "client", "others")
     lines = [heads]
     for (server, route, load), one in figures.items():
         cpu = one["cpu_ms_per_turn"]
@@ -187,10 +188,13 @@ def table(figures: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
         places = (0, 2, 1, 1, 1, 1)
         texts = [_text(cell, digits) for cell, digits in zip(cells, places, strict=True)]
         parts = [_text(cpu.get(name), 2) for name in ("gateway", "environment", "postgres", "client")]
-        lines.append((server, route, load, *texts, *parts))
+        lines.append((server, route, load, *texts, *parts, _text(one["others_cores"], 1)))
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     left = 3
-    told = ["CPU is ms a turn; +p50, +p99: latency added to the same server alone; of base: turns/s to FastAPI alone."]
+    told = [
+        "gateway ... client: CPU ms a turn; +p50, +p99: to the same server alone; of base: turns/s to FastAPI alone;",
+        "others: cores that processes outside of this benchmark kept busy, which spoils times, and CPU less.",
+    ]
     for line in lines:
         cells = [
             cell.ljust(width) if column < left else cell.rjust(width)
@@ -198,6 +202,24 @@ def table(figures: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
         ]
         told.append("  ".join(cells).rstrip())
     return "\n".join(told)
+
+
+def verdicts(told: Mapping[str, Mapping[str, Any]]) -> str:
+    """The goals as lines of text."""
+    lines: list[str] = []
+    for name, one in told.items():
+        word = {True: "holds", False: "FAILS", None: "not measured"}[one["holds"]]
+        limit = "".join(f", {key.replace('_', ' ')} {one[key]:g}" for key in ("at_most", "at_least") if key in one)
+        value = f"{one['value']:.3f}" if isinstance(one["value"], float) else str(one["value"])
+        lines.append(f"{word:<12} {name}: {value}{limit}")
+    return "\n".join(lines)
+
+
+def rounded(value: Any) -> Any:
+    """Plain data with four digits after the point."""
+    if isinstance(value, Mapping):
+        return {name: rounded(one) for name, one in value.items()}
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def _text(value: float | None, digits: int) -> str:

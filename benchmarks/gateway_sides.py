@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from gateway_cluster import GatewayCluster
 from postgres_server import NoServer, PostgresServer
 
 CAPACITY = 512
+OUTLIVE_S = 3600.0
+"""Longer than a gateway stays frozen, which its servers take for its death."""
 READY_S = 60.0
 STOP_S = 10.0
 SERVERS = ("fastapi", "sdk")
@@ -58,6 +61,21 @@ class Side:
     def name(self) -> str:
         """For keys and messages."""
         return f"{self.server}-{self.route}"
+
+    def freeze(self) -> None:
+        """Stop its processes, so that while it rests it takes nothing from what is measured; not the database's."""
+        for name in ("gateway", "environment"):
+            self._signal(name, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on; whatever ended meanwhile is left out."""
+        for name in ("environment", "gateway"):
+            self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        for pid in self.processes[name].pids if name in self.processes else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def command(server: str, *place: str) -> list[str]:
@@ -129,7 +147,7 @@ def gateway(server: str, route: str, folder: Path, postgres: PostgresServer | No
         "capacity": CAPACITY,
         "warm": 1,
     }
-    cluster = GatewayCluster(folder, url, {"counting": table}, options=("--log-level", "warning"))
+    cluster = GatewayCluster(folder, url, {"counting": table}, options=("--log-level", "warning"), outlive_s=OUTLIVE_S)
     with cluster:
         replica = cluster.start()
         side = Side(server, route, replica.url, cluster=cluster)
@@ -157,7 +175,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def open_sides(servers: list[str], routes: list[str], folder: Path, client: Client) -> Iterator[list[Side]]:
-    """Everything that is measured, running; a baseline first, then its gateways."""
+    """Everything that is measured, ready and frozen; a baseline first, then its gateways."""
     with contextlib.ExitStack() as stack:
         postgres = stack.enter_context(postgres_server()) if "postgres" in routes else None
         sides: list[Side] = []
@@ -169,6 +187,9 @@ def open_sides(servers: list[str], routes: list[str], folder: Path, client: Clie
                     sides.append(stack.enter_context(server_alone(server, folder)))
                 else:
                     sides.append(stack.enter_context(gateway(server, route, folder, postgres, client)))
+                sides[-1].freeze()
+                # Before its own end, which would wait for it.
+                stack.callback(sides[-1].thaw)
         yield sides
 
 

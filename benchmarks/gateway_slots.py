@@ -38,7 +38,7 @@ class Plan:
             spread over the window.
         observation_chars: size of each observation.
         warm_s: seconds played before the window, once every slot has begun.
-        window_s: seconds that are measured.
+        window_s: seconds that are measured, up to three times as many where turns are few.
         pausers: further tasks that are paused and resumed all the time and never act.
         processes: whose CPU time is measured, by name.
         until_cut: play until the gateway is gone, and tell how many turns of each task were answered; no window.
@@ -67,6 +67,7 @@ class Taken:
         turn_s, start_s, pause_s: seconds that each call took.
         progress: turns of each slot.
         cpu_s: CPU seconds by process, the client's own among them.
+        others_cores: cores that processes outside of this benchmark kept busy; more than a little spoils the times.
         answered: turns answered by task, of the whole plan.
     """
 
@@ -78,6 +79,7 @@ class Taken:
     pause_s: list[float] = field(default_factory=list[float])
     progress: list[int] = field(default_factory=list[int])
     cpu_s: dict[str, float] = field(default_factory=dict[str, float])
+    others_cores: float = 0.0
     answered: dict[str, int] = field(default_factory=dict[str, int])
 
 

@@ -33,6 +33,13 @@ def cpu_times_s(processes: Mapping[str, Processes]) -> dict[str, float]:
     return {name: _cpu_s(one, families) for name, one in processes.items()}
 
 
+def machine_busy_s() -> float:
+    """CPU seconds that everything on this machine has used so far, and what its host took from it."""
+    words = Path("/proc/stat").read_text().partition("\n")[0].split()
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])
+    return (user + nice + system + irq + softirq + steal) * TICK_S
+
+
 def _cpu_s(processes: Processes, families: Mapping[int, list[int]]) -> float:
     if not processes.with_children:
         return sum(_used_s(_stat(pid), 2) for pid in processes.pids)
