@@ -32,14 +32,16 @@ from gateway_sides import ALONE, ROUTES, SERVERS, Side, open_sides, without_miss
 from gateway_slots import Plan
 
 ROUNDS = 3
+MAX_S = 330.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadKind:
-    """A load of the table: tasks at once, seconds measured, and what is special about it."""
+    """A load of the table: tasks at once, seconds measured, and what is special about it; words as in `Plan`."""
 
     tasks: int
     window_s: float
+    min_turns: int = 0
     observation_chars: int = 200
     pausers: int = 0
 
@@ -47,7 +49,8 @@ class LoadKind:
 LOADS = {
     "1": LoadKind(1, 1.5),
     "32": LoadKind(32, 3.0),
-    "256": LoadKind(256, 4.0),
+    # A whole task for each slot: in less, a slot in its start, which is slower than a turn, would look starved.
+    "256": LoadKind(256, 4.0, min_turns=20),
     "200KB": LoadKind(32, 2.0, observation_chars=200_000),
     "32+pauses": LoadKind(32, 3.0, pausers=2),
 }
@@ -90,10 +93,18 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rows: list[Row] = []
     with Client() as client, open_sides(arguments.servers, routes, folder, client) as sides:
         say(f"{len(sides)} sides are up after {time.monotonic() - began_s:.0f} s; {len(os.sched_getaffinity(0))} cores")
-        for number in range(arguments.rounds):
+        num_rounds = 0
+        while num_rounds < arguments.rounds:
+            round_s = -time.monotonic()
             for load in arguments.loads:
-                rows += [_row(client, side, load, number, arguments) for side in sides if _fits(side, load)]
-            say(f"round {number + 1} of {arguments.rounds} is over after {time.monotonic() - began_s:.0f} s")
+                rows += [_row(client, side, load, num_rounds, arguments) for side in sides if _fits(side, load)]
+            round_s += time.monotonic()
+            num_rounds += 1
+            spent_s = time.monotonic() - began_s
+            say(f"round {num_rounds} of {arguments.rounds} is over after {spent_s:.0f} s")
+            if num_rounds < arguments.rounds and spent_s + round_s > arguments.max_s:
+                say(f"another round would take it beyond {arguments.max_s:g} s (--max-s): this was the last")
+                break
         evidence = _evidence(client, sides)
     found = Rows(rows)
     figures = {place: found.figures(*place) for place in found.places()}
@@ -105,7 +116,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "goals": rounded(told),
             "rows": {" ".join(place): rounded(one) for place, one in figures.items()},
             "evidence": evidence,
-            "rounds": arguments.rounds,
+            "rounds": num_rounds,
             "cores": len(os.sched_getaffinity(0)),
             "load_average": [round(one, 1) for one in os.getloadavg()],
             "command": " ".join(["python", *sys.argv]),
@@ -126,6 +137,7 @@ def _row(client: Client, side: Side, load: str, number: int, arguments: argparse
         side.url,
         f"{side.name}/{load}/{number}",
         tasks=kind.tasks,
+        min_turns=kind.min_turns,
         observation_chars=kind.observation_chars,
         warm_s=arguments.warm_s,
         window_s=arguments.window_s or kind.window_s,
@@ -177,6 +189,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of half a second each, FastAPI and SQLite only")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"figures are medians over them; default: {ROUNDS}")
+    parser.add_argument(
+        "--max-s", type=float, default=MAX_S, help=f"no round begins that would end later; default: {MAX_S:g}"
+    )
     parser.add_argument("--servers", type=_some_of(SERVERS), default=list(SERVERS), help=f"of {','.join(SERVERS)}")
     parser.add_argument("--routes", type=_some_of(ROUTES), default=list(ROUTES), help=f"of {','.join(ROUTES)}")
     parser.add_argument("--loads", type=_some_of(LOADS), default=list(LOADS), help=f"of {','.join(LOADS)}")

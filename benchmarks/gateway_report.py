@@ -180,7 +180,7 @@ def table(figures: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> str:
     """The medians as lines of text."""
     heads = ("server", "through", "tasks", "turns/s", "of base", "p50 ms", "p99 ms", "+p50", "+p99")
     heads += ("gateway", "environ.", "postgres", "client", "others")
-    lines = [heads]
+    lines: list[tuple[str, ...]] = [heads]
     for (server, route, load), one in figures.items():
         cpu = one["cpu_ms_per_turn"]
         cells = [one["turns_per_s"], one["of_baseline"], one["turn_p50_ms"], one["turn_p99_ms"]]

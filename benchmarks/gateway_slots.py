@@ -39,6 +39,7 @@ class Plan:
         observation_chars: size of each observation.
         warm_s: seconds played before the window, once every slot has begun.
         window_s: seconds that are measured, up to three times as many where turns are few.
+        min_turns: turns that the window shall have for each slot on average.
         pausers: further tasks that are paused and resumed all the time and never act.
         processes: whose CPU time is measured, by name.
         until_cut: play until the gateway is gone, and tell how many turns of each task were answered; no window.
@@ -51,6 +52,7 @@ class Plan:
     observation_chars: int = 200
     warm_s: float = 0.5
     window_s: float = 2.0
+    min_turns: int = 0
     pausers: int = 0
     processes: Mapping[str, Processes] = field(default_factory=dict[str, Processes])
     until_cut: bool = False
