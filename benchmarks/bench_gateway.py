@@ -27,9 +27,9 @@ from typing import Any
 
 from gateway_evidence import killed_account, rows_account
 from gateway_load import Client
+from gateway_plan import Plan
 from gateway_report import GATEWAY_CPU_MS, GOAL_LOAD, Row, Rows, goals, rounded, table, verdicts
 from gateway_sides import ALONE, ROUTES, SERVERS, Side, open_sides, without_missing
-from gateway_slots import Plan
 
 ROUNDS = 3
 MAX_S = 330.0
@@ -49,7 +49,7 @@ class LoadKind:
 LOADS = {
     "1": LoadKind(1, 1.5),
     "32": LoadKind(32, 3.0),
-    # A whole task for each slot: in less, a slot in its start, which is slower than a turn, would look starved.
+    # Long enough for a whole task of each slot, so that their turns can be compared.
     "256": LoadKind(256, 4.0, min_turns=20),
     "200KB": LoadKind(32, 2.0, observation_chars=200_000),
     "32+pauses": LoadKind(32, 3.0, pausers=2),

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gateway_load import Client
+from gateway_plan import Plan
 from gateway_sides import Side
-from gateway_slots import Plan
 from sqlalchemy import Connection, create_engine, text
 
 KILL_TASKS = 32

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Self
 
 import uvloop
-from gateway_slots import LoadFailed, Plan, Play, Taken
+from gateway_plan import LoadFailed, Plan, Taken
+from gateway_slots import Play
 from process_times import cpu_times_s, machine_busy_s
 
 ANSWER_S = 60.0
@@ -32,11 +33,12 @@ class Load:
         self._plan = plan
         self._play = Play(plan)
 
-    async def play(self, on_begun: Callable[[], None]) -> Taken:
+    async def play(self, on_begun: Callable[[], None], on_measured: Callable[[], None] = lambda: None) -> Taken:
         """Connect, play, measure the window, and end every task.
 
         Args:
             on_begun: called once every slot has a task, if the load is played until it is cut.
+            on_measured: called once the window is over.
 
         Raises:
             LoadFailed: see there.
@@ -58,6 +60,7 @@ class Load:
             else:
                 await self._measure()
                 self._play.stopping = True
+                on_measured()
             await self._all("end", [slot.ended for slot in slots])
         finally:
             for slot in slots:
@@ -79,6 +82,7 @@ class Load:
         client_s = time.process_time() - client_s
         after, busy_s = cpu_times_s(plan.processes), machine_busy_s() - busy_s
         taken.cpu_s = {name: after[name] - before[name] for name in before} | {"client": client_s}
+        taken.pace_s = [player.pace_s() for player in play.players]
         taken.others_cores = max(0.0, busy_s - sum(taken.cpu_s.values())) / taken.window_s
 
     async def _all(self, what: str, futures: list[asyncio.Future[None]]) -> None:

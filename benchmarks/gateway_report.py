@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_slots import Taken
+from gateway_plan import Taken
 
 GOAL_LOAD = "32"
 GATEWAY_CPU_MS = 0.6
@@ -17,7 +17,7 @@ SDK_OF_BASELINE = 1.0
 PAUSE_MS = 20.0
 WARM_START_MS = 500.0
 STARVED_SHARE = 0.5
-"""A slot with fewer turns than this share of the median slot's is starved."""
+"""A slot whose turns come at less than this share of the median slot's pace is starved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,11 @@ class Rows:
 
 
 def progress(taken: Sequence[Taken]) -> dict[str, Any]:
-    """How evenly the slots got on, the worst of the rounds: turns of the slowest, the median and the fastest slot.
+    """How evenly the slots got on.
 
-    `starved` is how many slots made less than half of the median's turns, over all rounds.
+    Returns:
+        `min`, `median` and `max` turns of a slot in the round where they differ most, with the time of starts;
+        `starved`, over all rounds, is how many slots got on with their turns at under half of the median slot's pace.
     """
     worst = min(taken, key=lambda one: min(one.progress) / max(1.0, statistics.median(one.progress)))
     return {
@@ -126,7 +128,7 @@ def progress(taken: Sequence[Taken]) -> dict[str, Any]:
         "median": statistics.median(worst.progress),
         "max": max(worst.progress),
         "starved": sum(
-            turns < STARVED_SHARE * statistics.median(one.progress) for one in taken for turns in one.progress
+            pace_s * STARVED_SHARE > statistics.median(one.pace_s) for one in taken for pace_s in one.pace_s
         ),
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 from gateway_load import Client
-from gateway_slots import Plan
+from gateway_plan import Plan
 from process_times import Processes
 from processes import ROOT
 

@@ -9,80 +9,17 @@ measures.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import orjson
-from process_times import Processes
+from gateway_plan import LoadFailed, Plan, Taken
 
 PAUSE_GAP_S = 0.005
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length:"
-
-
-class LoadFailed(Exception):
-    """An answer was not the contract's, or did not come; no figure of this plan is worth anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is played.
-
-    Attributes:
-        url: `http://host:port` of a gateway or of an environment server.
-        key: prefix of the tasks' keys, another one for each plan.
-        tasks: tasks at once; each slot starts the next one when its task has ended.
-        turns: turns of each task; the first ones are shorter, each by another number, so that starts and ends are
-            spread over the window.
-        observation_chars: size of each observation.
-        warm_s: seconds played before the window, once every slot has begun.
-        window_s: seconds that are measured, up to three times as many where turns are few.
-        min_turns: turns that the window shall have for each slot on average.
-        pausers: further tasks that are paused and resumed all the time and never act.
-        processes: whose CPU time is measured, by name.
-        until_cut: play until the gateway is gone, and tell how many turns of each task were answered; no window.
-    """
-
-    url: str
-    key: str
-    tasks: int
-    turns: int = 20
-    observation_chars: int = 200
-    warm_s: float = 0.5
-    window_s: float = 2.0
-    min_turns: int = 0
-    pausers: int = 0
-    processes: Mapping[str, Processes] = field(default_factory=dict[str, Processes])
-    until_cut: bool = False
-
-
-@dataclass(slots=True)
-class Taken:
-    """What came of a plan; lists and counts are of the window alone where nothing else is said.
-
-    Attributes:
-        window_s: its exact length.
-        turns: answered turns.
-        all_turns: answered turns of the whole plan.
-        turn_s, start_s, pause_s: seconds that each call took.
-        progress: turns of each slot.
-        cpu_s: CPU seconds by process, the client's own among them.
-        others_cores: cores that processes outside of this benchmark kept busy; more than a little spoils the times.
-        answered: turns answered by task, of the whole plan.
-    """
-
-    window_s: float = 0.0
-    turns: int = 0
-    all_turns: int = 0
-    turn_s: list[float] = field(default_factory=list[float])
-    start_s: list[float] = field(default_factory=list[float])
-    pause_s: list[float] = field(default_factory=list[float])
-    progress: list[int] = field(default_factory=list[int])
-    cpu_s: dict[str, float] = field(default_factory=dict[str, float])
-    others_cores: float = 0.0
-    answered: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class Play:
@@ -92,7 +29,7 @@ class Play:
         measuring: the window is open.
         stopping: each slot ends its task and starts no other.
         head: what each request's head holds, up to the length of its body.
-        slots: all of them.
+        players, slots: those that play, and all of them.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -101,8 +38,8 @@ class Play:
         self.measuring = False
         self.stopping = False
         self.head = f"Host: {plan.url.removeprefix('http://')}\r\nContent-Type: application/json\r\nContent-Length: "
-        self.slots: list[Slot] = [Player(self, number) for number in range(plan.tasks)]
-        self.slots += [Pauser(self) for _ in range(plan.pausers)]
+        self.players = [Player(self, number) for number in range(plan.tasks)]
+        self.slots: list[Slot] = [*self.players, *(Pauser(self) for _ in range(plan.pausers))]
         self._num_keys = 0
 
     def key(self) -> str:
@@ -234,6 +171,7 @@ class Player(Slot):
         self._number = number
         self._turn = 0
         self._before = b""
+        self._turns_s = 0.0
 
     def renew(self) -> None:
         self._turn = 0
@@ -244,6 +182,12 @@ class Player(Slot):
     def act(self) -> None:
         body = self._before + b'%d,"message":{"role":"assistant","content":"turn %d"}}' % (self._turn, self._turn)
         self.call("/observation", body, self._acted)
+
+    def pace_s(self) -> float:
+        """See `Taken.pace_s`."""
+        waiting_s = time.perf_counter() - self._sent_s if self._then == self._acted else 0.0
+        turns = self.play.taken.progress[self._number]
+        return max(waiting_s, self._turns_s / turns if turns else 0.0) or math.inf
 
     def _acted(self, body: bytes) -> None:
         play, plan, taken = self.play, self.play.plan, self.play.taken
@@ -259,6 +203,7 @@ class Player(Slot):
             taken.turns += 1
             taken.turn_s.append(self.took_s)
             taken.progress[self._number] += 1
+            self._turns_s += self.took_s
         if done or play.stopping:
             self.end()
         else:

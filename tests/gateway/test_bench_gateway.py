@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from bench_gateway import parse_arguments
 from gateway_load import Load
+from gateway_plan import LoadFailed, Plan, Taken
 from gateway_report import Row, Rows, goals, percentile_ms, progress, verdicts
-from gateway_slots import LoadFailed, Plan, Taken
 from process_times import Processes, cpu_times_s
 
 BENCH = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_gateway.py"
 RUN_S = 100
 SPIN = "while True: pass"
 
-Reply = Callable[[str, dict], tuple[int, dict] | None]
+Answer = tuple[int, dict] | None
+Reply = Callable[[str, dict], Answer | Awaitable[Answer]]
 
 
 def play_well(path: str, body: dict) -> tuple[int, dict]:
@@ -54,6 +57,8 @@ async def answering(reply: Reply) -> AsyncIterator[str]:
                     if header.lower().startswith(b"content-length:"):
                         length = int(header.split(b":")[1])
                 answer = reply(line.split()[1].decode(), json.loads(await reader.readexactly(length)))
+                if inspect.isawaitable(answer):
+                    answer = await answer
                 if answer is None:
                     break
                 body = json.dumps(answer[1], separators=(",", ":")).encode()
@@ -129,7 +134,13 @@ def test_the_cpu_time_of_children_counts_where_it_is_asked_for():
 
 
 def row(route: str, load: str = "32", server: str = "fastapi", round: int = 0, **options) -> Row:
-    usual = {"window_s": 2.0, "turns": 100, "turn_s": [0.01] * 99 + [0.02], "progress": [50, 50]}
+    usual = {
+        "window_s": 2.0,
+        "turns": 100,
+        "turn_s": [0.01] * 99 + [0.02],
+        "progress": [50, 50],
+        "pace_s": [0.01, 0.01],
+    }
     return Row(round, server, route, load, Taken(**{**usual, **options}))
 
 
@@ -161,10 +172,28 @@ def test_percentiles_are_of_milliseconds():
     assert percentile_ms([number / 1000 for number in range(101)], 99) == pytest.approx(99.0)
 
 
-def test_a_slot_with_under_half_of_the_median_is_starved_and_the_worst_round_is_shown():
-    found = progress([Taken(progress=[10, 10, 10]), Taken(progress=[4, 10, 12])])
-    assert found == {"min": 4, "median": 10, "max": 12, "starved": 1}
-    assert progress([Taken(progress=[5, 10, 12])])["starved"] == 0
+def test_a_slot_at_under_half_of_the_median_pace_is_starved():
+    even = Taken(progress=[10, 10, 10], pace_s=[0.1, 0.1, 0.1])
+    assert progress([even]) == {"min": 10, "median": 10, "max": 10, "starved": 0}
+    slow = Taken(progress=[4, 10, 12], pace_s=[0.21, 0.1, 0.08])
+    assert progress([even, slow]) == {"min": 4, "median": 10, "max": 12, "starved": 1}
+    assert progress([Taken(progress=[5, 10, 12], pace_s=[0.2, 0.1, 0.08])])["starved"] == 0
+    assert progress([Taken(progress=[0, 0, 0], pace_s=[0.1, 0.1, math.inf])])["starved"] == 1
+
+
+async def test_a_task_that_waits_while_others_are_answered_is_starved():
+    done = asyncio.Event()
+
+    async def reply(path, body):
+        if path == "/observation" and body["task_id"] == "key/1":
+            await done.wait()
+        return play_well(path, body)
+
+    async with answering(reply) as url:
+        load = Load(Plan(url, "key", tasks=3, turns=1, warm_s=0.0, window_s=0.2))
+        taken = await load.play(lambda: None, done.set)
+    assert progress([taken])["starved"] == 1
+    assert taken.progress[0] == 0
 
 
 def figures_of(**values) -> dict:
