@@ -110,6 +110,8 @@ def _make_engine(url: URL, *, begin: str) -> Engine:
         return create_engine(
             url, poolclass=pool.NullPool, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=timeout
         )
+    # The gateway's own option of a file, unknown to the driver; it says how tasks are committed, not tables.
+    url = url.difference_update_query(["synchronous"])
     engine = create_engine(url, poolclass=pool.NullPool, connect_args={"timeout": float(LOCK_TIMEOUT_S)})
 
     @event.listens_for(engine, "connect")

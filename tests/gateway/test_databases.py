@@ -19,6 +19,7 @@ from tide_gateway.models import OwnerRow, TurnRow
 from tide_gateway.repository import Conflict, Repository
 from tide_gateway.rows import Change, Event, Intent
 from tide_gateway.specs import DEFAULT_LIMITS
+from tide_sdk.migrations import migrate
 
 SECRET = "hunter2"
 OWNERS = OwnerRow.__table__
@@ -218,7 +219,19 @@ async def test_what_waits_together_is_committed_together(repository):
 # URLs.
 
 
-@pytest.mark.parametrize("word", ["sqlite://", "sqlite:///:memory:", "mysql://x/y", "x", "sqlite:///a.db?mode=ro"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "sqlite://",
+        "sqlite:///:memory:",
+        "mysql://x/y",
+        "x",
+        "sqlite:///a.db?mode=ro",
+        "sqlite:///a.db?synchronous=off",
+        "sqlite:///a.db?synchronous=full&mode=ro",
+        "sqlite:///a.db?synchronous=full&synchronous=normal",
+    ],
+)
 def test_urls_that_are_not_a_database_are_refused_with_an_example(word):
     with pytest.raises(DatabaseError, match="sqlite:///path"):
         database_url(word)
@@ -240,6 +253,21 @@ def test_what_is_wrong_with_a_url_is_told_without_its_password(url, told):
         database_url(url)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None or SECRET not in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(("option", "level"), [("", 1), ("?synchronous=normal", 1), ("?synchronous=full", 2)])
+@pytest.mark.filterwarnings("error")
+async def test_a_sqlite_file_waits_for_the_disk_at_each_commit_where_it_is_told_to(tmp_path, option, level):
+    url = f"sqlite:///{tmp_path / 'gateway.db'}{option}"
+    migrate("gateway", database_url(url))
+    database = open_database(url)
+    await database.write(put("ann"))
+    assert (
+        await database.write(lambda connection: connection.exec_driver_sql("PRAGMA synchronous").scalar_one()) == level
+    )
+    assert await database.read(names) == ["ann"]
+    await database.close()
+    assert (tmp_path / "gateway.db").exists(), "the option is no part of the file's name"
 
 
 def test_a_missing_driver_is_told_with_the_extra_to_install(monkeypatch):

@@ -84,6 +84,12 @@ class PostgresServer:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
+    @property
+    def pid(self) -> int:
+        """The id of its first process, whose children serve the connections."""
+        assert self._process is not None, "PostgreSQL does not run"
+        return self._process.pid
+
     def url(self, database: str = "postgres") -> str:
         """The URL of a database of this server."""
         return f"postgresql+psycopg://{USER}@/{database}?host={self.folder}"

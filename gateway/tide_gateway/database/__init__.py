@@ -52,8 +52,9 @@ def database_url(text: str) -> URL:
     """The URL of a database, with the synchronous driver that we use.
 
     Args:
-        text: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/name`,
-            `postgresql://user@/name?host=/folder/of/the/socket`, or these with `+aiosqlite` or `+psycopg`.
+        text: `sqlite:///relative.db`, `sqlite:////absolute.db`, a file with `?synchronous=full`,
+            `postgresql://user@host/name`, `postgresql://user@/name?host=/folder/of/the/socket`, or these with
+            `+aiosqlite` or `+psycopg`.
 
     Raises:
         DatabaseError: it cannot be used; the message names the fix and never holds a password.

@@ -16,16 +16,23 @@ from tide_gateway.database.backend import Backend, Verdict, Wire
 from tide_gateway.database.errors import DatabaseError
 
 BUSY_TIMEOUT_S = 10.0
+SYNCHRONOUS = ("normal", "full")
 
 
 def check_sqlite(url: URL) -> URL:
     """The URL of a SQLite file, as the synchronous driver takes it.
 
     Raises:
-        DatabaseError: it does not name a file.
+        DatabaseError: it does not name a file, or has another option than `synchronous`, or another value of it.
     """
-    if not url.database or url.database == ":memory:" or url.query:
+    if not url.database or url.database == ":memory:":
         raise DatabaseError("database: name a file, sqlite:///path/to/file.db; it must outlive the gateway")
+    for name, value in url.query.items():
+        if name != "synchronous" or value not in SYNCHRONOUS:
+            raise DatabaseError(
+                "database: the only option of a SQLite file is synchronous, normal (by default) or full; "
+                "write sqlite:///path/to/file.db?synchronous=full"
+            )
     return url.set(drivername="sqlite")
 
 
@@ -33,7 +40,8 @@ class SQLite(Backend):
     """One process owns the file; its single writer is the lock of everything.
 
     A write-ahead log with synchronous=NORMAL survives the death of the process with every commit; after a power cut
-    the last commits may be missing, and so are the environment servers of the same machine.
+    the last commits may be missing, and so are the environment servers of the same machine. With FULL, which waits
+    for the disk at each commit, none is missing: for environments that do not die with the machine.
 
     Args:
         url: as `check_sqlite` gives it.
@@ -45,7 +53,8 @@ class SQLite(Backend):
     deadline_s = 60.0
 
     def __init__(self, url: URL) -> None:
-        self._url = url
+        self._url = url.set(query={})
+        self._synchronous = str(url.query.get("synchronous", SYNCHRONOUS[0])).upper()
 
     def make_engine(self, *, reads: bool) -> Engine:
         """An engine on the file, in WAL, with explicit transactions."""
@@ -63,7 +72,7 @@ class SQLite(Backend):
             # None: the driver begins no transaction by itself; `_begin` does.
             connection.isolation_level = None
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute(f"PRAGMA synchronous={self._synchronous}")
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
