@@ -14,9 +14,13 @@ from starlette.responses import Response
 from tide_gateway.auth import Owners
 from tide_gateway.endpoints.accounts import make_accounts_router
 from tide_gateway.endpoints.browsers import refuse_strange_pages
-from tide_gateway.endpoints.contract import PATHS, ContractApp
+from tide_gateway.endpoints.calls import HELD
+from tide_gateway.endpoints.contract import PATHS, ContractApp, storage_failed
 from tide_gateway.endpoints.openapi import add_contract
+from tide_gateway.endpoints.sending import HeldSend
 from tide_gateway.endpoints.views import make_router
+from tide_gateway.load import Held, Load, LoadLimits
+from tide_gateway.repository import StorageFailed
 from tide_gateway.scrubbing import scrub
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.asgi import ClientGone, Receive, Scope, Send, send_problem
@@ -46,25 +50,32 @@ class GatewayApp:
         service: opened and stopped by whoever runs the server.
         owners: who calls.
         logs: the folder of the environment servers' log files; None where there is none.
+        limits: what all callers together may hold.
     """
 
-    def __init__(self, service: TaskService, owners: Owners, logs: Path | None = None) -> None:
+    def __init__(
+        self, service: TaskService, owners: Owners, logs: Path | None = None, limits: LoadLimits | None = None
+    ) -> None:
         self._owners = owners
         self._contract = ContractApp(service, owners)
         self._views = make_views(service, owners, logs)
+        self.load = Load(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route by path, once it is clear that no strange web page calls."""
-        if scope["type"] == "http":
-            try:
-                await refuse_strange_pages(scope, self._owners)
-            except TideError as error:
-                await send_problem(send, error)
-                return
-        if scope["type"] == "http" and scope["path"] in PATHS:
-            await self._contract(scope, receive, send)
-        else:
+        if scope["type"] != "http":
             await self._views(scope, receive, send)
+            return
+        held = scope[HELD] = Held(self.load)
+        send = HeldSend(send, held)
+        try:
+            await refuse_strange_pages(scope, self._owners)
+            app = self._contract if scope["path"] in PATHS else self._views
+            await app(scope, receive, send)
+        except TideError as error:
+            await send_problem(send, error)
+        finally:
+            held.leave()
 
 
 def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -> FastAPI:
@@ -78,6 +89,10 @@ def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -
     @app.exception_handler(TideError)
     async def _tide(_request: Request, error: TideError) -> Response:  # pyright: ignore[reportUnusedFunction]
         return ProblemResponse(error)
+
+    @app.exception_handler(StorageFailed)
+    async def _storage(_request: Request, error: StorageFailed) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return ProblemResponse(storage_failed(error))
 
     @app.exception_handler(ClientGone)
     async def _gone(_request: Request, _error: ClientGone) -> Response:  # pyright: ignore[reportUnusedFunction]

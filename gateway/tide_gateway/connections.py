@@ -16,6 +16,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from tide_gateway.slow_readers import SlowReader
 from tide_sdk import codec
 
 
@@ -34,7 +35,9 @@ class ConnectionLimits:
         body_s: seconds for a whole body; then 408.
         rest_s: seconds for the rest of a body whose request is already answered.
         answer_pause_s: longest time in which a caller takes nothing of an answer; then the connection is cut.
-        answer_s: seconds for all that waits of answers; then the connection is cut.
+        answer_s: seconds for a whole answer that does not go out at once; then the connection is cut.
+        max_pipelined: requests that wait for the answer of an earlier one; with one more the connection is cut.
+        max_unsent_bytes: of an answer that a connection keeps before whoever answers has to wait.
     """
 
     max_connections: int = 10_000
@@ -48,6 +51,8 @@ class ConnectionLimits:
     rest_s: float = 5.0
     answer_pause_s: float = 30.0
     answer_s: float = 120.0
+    max_pipelined: int = 16
+    max_unsent_bytes: int = 16 * 1024
 
 
 class _Refused(Exception):
@@ -75,6 +80,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, bounded; see `ConnectionLimits`."""
 
     limits_of_connection = ConnectionLimits()
+    _reader: SlowReader  # from `connection_made` on
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,14 +91,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_pending_bytes = 0  # fed since the parser last reported something
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
-        self._unsent_timer: asyncio.TimerHandle | None = None
 
     # what asyncio calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits_of_connection.max_connections:
+        limits = self.limits_of_connection
+        transport.set_write_buffer_limits(high=limits.max_unsent_bytes)
+        self._reader = SlowReader(transport, self.loop, limits.answer_pause_s, limits.answer_s)
+        if len(self.connections) > limits.max_connections:
             self._refuse(503, "unavailable", "too many connections are open; call again later")
         else:
             self._arm()
@@ -100,17 +108,17 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Free the timers."""
         self._stop_timer()
-        self._stop_unsent_timer()
+        self._reader.moves()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """More of an answer waits than the kernel takes."""
         super().pause_writing()
-        self._watch_unsent(self.loop.time() + self.limits_of_connection.answer_s)
+        self._reader.waits()
 
     def resume_writing(self) -> None:
         """The caller has taken nearly all of it."""
-        self._stop_unsent_timer()
+        self._reader.moves()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -145,6 +153,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         self._num_bytes = self._num_fields = self._num_pending_bytes = 0
+        if len(self.pipeline) >= self.limits_of_connection.max_pipelined:
+            self._stop_parsing(429, "capacity", "too many requests wait for the answer of an earlier one")
         if self._phase is not _Phase.HEADER:
             self._enter(_Phase.HEADER)
         super().on_message_begin()
@@ -196,6 +206,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is out. The rest of a body that nobody waits for may come, but not for long."""
         super().on_response_complete()
+        self._reader.answered()
         if self._phase is _Phase.BODY and not self._is_answering() and not self.transport.is_closing():
             self._enter(_Phase.REST)
             self._arm()
@@ -239,19 +250,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _watch_unsent(self, until_s: float, before: float = float("inf")) -> None:
-        num_bytes = self.transport.get_write_buffer_size()
-        if num_bytes >= before or self.loop.time() >= until_s:
-            self.transport.abort()
-            return
-        pause_s = self.limits_of_connection.answer_pause_s
-        self._unsent_timer = self.loop.call_later(pause_s, self._watch_unsent, until_s, num_bytes)
-
-    def _stop_unsent_timer(self) -> None:
-        if self._unsent_timer is not None:
-            self._unsent_timer.cancel()
-            self._unsent_timer = None
 
     def _look(self) -> None:
         self._timer = None

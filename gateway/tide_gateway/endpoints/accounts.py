@@ -8,10 +8,9 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tide_gateway.auth import Owners, stored
-from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, caller_of, check, described
+from tide_gateway.endpoints.calls import caller_of, check, described, small_body_of
 from tide_gateway.keys import MAX_LABEL_CHARS, MAX_TASKS, Key, KeyRefused, KeyStore
 from tide_gateway.roles import Role
-from tide_sdk.asgi import read_body
 from tide_sdk.errors import TideError
 
 
@@ -83,7 +82,7 @@ def make_accounts_router(owners: Owners) -> APIRouter:
     async def create(request: Request, response: Response) -> NewKeyView:
         """Make a key; its text is in this answer and nowhere else."""
         store = await store_for(request)
-        wanted = check(KeyRequest, await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES))
+        wanted = check(KeyRequest, await small_body_of(request))
         days = wanted.expires_days
         lifetime_s = None if days is None else days * 86400.0
         try:
@@ -114,7 +113,7 @@ def make_accounts_router(owners: Owners) -> APIRouter:
     async def set_owner(request: Request, owner: Annotated[str, Path(max_length=64)]) -> OwnerView:
         """Set how many tasks an owner may have at once; safe to repeat."""
         store = await store_for(request)
-        wanted = check(OwnerRequest, await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES))
+        wanted = check(OwnerRequest, await small_body_of(request))
         try:
             limit = await stored(store.set_owner(owner, wanted.max_tasks))
         except KeyRefused as error:
