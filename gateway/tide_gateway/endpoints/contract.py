@@ -8,6 +8,7 @@ A framework's routing and serialisation would cost several times what the turn i
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,12 +20,13 @@ from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.asgi import ClientGone, Receive, Scope, Send, check_version, read_body, send_json, send_problem
 from tide_sdk.errors import TideError
-from tide_sdk.wire import EndRequest, EpochRequest, ObservationRequest, StartRequest
+from tide_sdk.wire import PRINTABLE, EndRequest, EpochRequest, ObservationRequest, StartRequest
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_TASK_BYTES = 4 * 1024 * 1024
 MAX_TASK_DEPTH = 64
 PATHS = frozenset({"/start", "/observation", "/pause", "/resume", "/end"})
+_PRINTABLE = re.compile(PRINTABLE.removesuffix("$") + r"\Z")  # in Python "$" lets a last new line pass
 _WAITING = frozenset({"/start", "/observation"})
 """Their POST may wait for an environment."""
 
@@ -118,6 +120,6 @@ def _start_of(body: bytes) -> tuple[StartRequest, dict[str, Any]]:
 
 def _task_id_of(query: bytes) -> str:
     values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("task_id", [])
-    if len(values) != 1 or not 1 <= len(values[0]) <= 128 or not values[0].isprintable():
+    if len(values) != 1 or not 1 <= len(values[0]) <= 128 or not _PRINTABLE.match(values[0]):
         raise TideError("invalid", "task_id: give it once, as ?task_id=...", field="task_id")
     return values[0]
