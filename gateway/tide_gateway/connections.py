@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tide_gateway.slow_readers import SlowReader
 from tide_sdk import codec
@@ -89,6 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal: tuple[int, str, str] | None = None
         self._num_bytes = self._num_fields = 0  # of the present header
         self._num_pending_bytes = 0  # fed since the parser last reported something
+        self._answering: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
 
@@ -106,9 +107,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free the timers."""
+        """Free the timers, and tell whoever answers: uvicorn tells only the last one of pipelined requests."""
         self._stop_timer()
         self._reader.moves()
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -221,6 +225,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what could not be parsed, with the reason why we stopped the parser if it was us."""
         self._refuse(*(self._refusal or (400, "invalid", "this is not an HTTP/1.1 request")))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     # inside
 

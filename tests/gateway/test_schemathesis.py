@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from api_fuzz import fuzz, start_gateway
+from api_fuzz import TOKENS, fuzz
 from fresh_databases import FreshDatabases, kind_params
+from scripted_gateway import start_gateway
 
 # One form each: examples, what the schemas' edges are, random bodies, and chains of calls on one task.
 OPTIONS = ["--generation-deterministic", "--max-examples", "8", "--phases", "examples,coverage,fuzzing,stateful"]
@@ -18,7 +19,7 @@ OPTIONS = ["--generation-deterministic", "--max-examples", "8", "--phases", "exa
 @pytest.mark.parametrize("kind", kind_params())
 def test_no_call_of_the_document_is_answered_outside_of_it(kind, fresh_databases: FreshDatabases, tmp_path: Path):
     with fresh_databases.fresh(kind) as url:
-        gateway = start_gateway(tmp_path, url)
+        gateway = start_gateway(tmp_path, url, TOKENS)
         try:
             found = fuzz(gateway.url, tmp_path, OPTIONS, limit_s=100)
             assert gateway.running

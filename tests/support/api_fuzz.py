@@ -1,9 +1,8 @@
-"""A gateway process for schemathesis, and one run of it over all that `/openapi.json` says."""
+"""One run of schemathesis over all that a gateway's `/openapi.json` says."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,24 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway_process import Replica, place
-
 TOKEN = "fuzz-0123456789abcdef"
-SERVER = str(Path(__file__).parents[1] / "gateway" / "scripted_server.py")
+TOKENS = f"olga/operator:{TOKEN}"
 # "An integer" may be 1.0 in JSON Schema, and a task that was just started may have ended: both are refused rightly.
 LEFT_OUT = "positive_data_acceptance"
-TABLE = """
-[environments.babyai]
-command = {command}
-capacity = 512
-[environments.babyai.limits]
-start = 30
-idle = 20
-turn = 10
-active = 100
-end = 5
-"""
-
 
 @dataclass(frozen=True)
 class FuzzRun:
@@ -47,19 +32,6 @@ class FuzzRun:
     failures: list[dict[str, Any]]
     phases: dict[str, str]
     words: str
-
-
-def start_gateway(folder: Path, database: str) -> Replica:
-    """A gateway whose one environment has the name that the document's examples use; the caller stops it."""
-    config = folder / "environments.toml"
-    command = [sys.executable, SERVER, "--uds", "{uds}", "--capacity", "{capacity}"]
-    config.write_text(TABLE.format(command=json.dumps(command)))
-    replica = place(folder, 0)
-    argv = [sys.executable, "-m", "tide_gateway", "serve", "--config", str(config), "--port", str(replica.port)]
-    argv += ["--database", database, "--data", str(folder / "data"), "--announce", str(replica.announce)]
-    replica.start(argv, os.environ | {"TIDE_GATEWAY_TOKENS": f"olga/operator:{TOKEN}"})
-    replica.wait_ready()
-    return replica
 
 
 def fuzz(url: str, folder: Path, options: Sequence[str], *, limit_s: float) -> FuzzRun:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tide_sdk.client import GatewayClient
 
 MIB = 2**20
 ANSWER_LIMIT_S = 60.0
 PIECE_BYTES = 64 * 1024
-GO = {"role": "assistant", "content": "go"}
 
 
 @dataclass(frozen=True)
@@ -97,38 +95,6 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
     except (ConnectionError, asyncio.IncompleteReadError):
         return Answer(0)
     return Answer(int(head[0].split()[1]), headers, body)
-
-
-@dataclass
-class Bystander:
-    """Another owner's agent, which plays one turn after the other and fails at the first call that is refused."""
-
-    client: GatewayClient
-    task_id: str
-    turns: int = 0
-
-    async def play(self) -> None:
-        """For ever."""
-        while True:
-            await self.client.observe(self.task_id, self.turns, GO)
-            self.turns += 1
-
-
-@contextlib.asynccontextmanager
-async def bystander(url: str, token: str) -> AsyncIterator[Bystander]:
-    """Plays while the block runs; any fault of its calls ends the block."""
-    async with GatewayClient(url, token=token, max_in_flight=4) as client:
-        started = await client.start("scripted", f"bystander-{id(client)}")
-        playing = Bystander(client, started.task_id)
-        play = asyncio.create_task(playing.play())
-        try:
-            yield playing
-            if play.done():
-                play.result()
-        finally:
-            play.cancel()
-            await asyncio.wait({play})
-        await client.end(started.task_id)
 
 
 class Memory:
