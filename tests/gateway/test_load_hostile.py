@@ -1,4 +1,4 @@
-"""Hostile callers against a real gateway process: refused with the code that says why, memory bounded, others served."""
+"""Hostile callers against a real gateway process: refused with the right code, memory bounded, others served."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ TOKENS = f"olga/operator:{TOKEN}"
 # "An integer" may be 1.0 in JSON Schema, and a task that was just started may have ended: both are refused rightly.
 LEFT_OUT = "positive_data_acceptance"
 
+
 @dataclass(frozen=True)
 class FuzzRun:
     """What schemathesis found.
@@ -46,7 +47,15 @@ def fuzz(url: str, folder: Path, options: Sequence[str], *, limit_s: float) -> F
     report = folder / "report.json"
     argv = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{url}/openapi.json"]
     argv += ["--header", f"Authorization: Bearer {TOKEN}", "--exclude-checks", LEFT_OUT, "--request-timeout", "20"]
-    argv += ["--continue-on-failure", "--no-shrink", "--no-color", "--report", "json", "--report-json-path", str(report)]
+    argv += [
+        "--continue-on-failure",
+        "--no-shrink",
+        "--no-color",
+        "--report",
+        "json",
+        "--report-json-path",
+        str(report),
+    ]
     done = subprocess.run([*argv, *options], cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False)
     words = done.stdout + done.stderr
     assert report.exists(), words

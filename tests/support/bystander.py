@@ -57,7 +57,7 @@ class Bystander:
 
 async def play(url: str, token: str, environment: str, file: str) -> None:
     """For ever; any answer but a success ends it."""
-    number = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)  # noqa: ASYNC230
+    number = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)
     async with LeanClient(url, headers={"Authorization": f"Bearer {token}"}, timeout_s=LIMIT_S) as client:
         task = await client.json("POST", "/start", {"environment": environment, "key": f"bystander-{os.getpid()}"})
         turn = 0

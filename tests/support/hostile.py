@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-
 MIB = 2**20
 ANSWER_LIMIT_S = 60.0
 PIECE_BYTES = 64 * 1024

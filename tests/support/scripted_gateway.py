@@ -1,5 +1,4 @@
-"""A gateway process with static tokens and one scripted environment, which has the name that the examples of the OpenAPI
-document use."""
+"""A gateway process with static tokens and one scripted environment, named as in the examples of `/openapi.json`."""
 
 from __future__ import annotations
 
