@@ -71,7 +71,7 @@ class TlsFront(asyncio.Protocol):
         data, self._early = b"".join(self._early), []
         tls = cast("asyncio.BufferedProtocol", plain.get_protocol())  # asyncio's as well as uvloop's
         while data and tls is not self and not plain.is_closing():
-            room = tls.get_buffer(len(data))
+            room = memoryview(tls.get_buffer(len(data)))
             num_bytes = min(len(room), len(data))
             room[:num_bytes] = data[:num_bytes]
             tls.buffer_updated(num_bytes)
