@@ -2,9 +2,9 @@
 
     call -> enter(owner) -> body: expect(its length), hold(each piece) -> answer: hold(its bytes) until taken -> leave()
 
-Whatever does not fit is refused with 429 before it is read, and may be repeated. An owner may hold as much as is still
-free: one flood gets half of a room, two get a third each, and there is always room for an owner that comes new. Part of
-a room is kept for what is small, so that large bodies never keep turns out, nor calls that wait an `/end`.
+Whatever does not fit is refused with 429 before it is read, and may be repeated. An owner may hold as much as it
+leaves free: one flood gets half of a room, two get a third each, and there is always room for an owner that comes new.
+Part of a room is kept for what is small, so that large bodies never keep turns out, nor calls that wait an `/end`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Room:
 
     def fits(self, owner: str, amount: int, *, small: bool) -> bool:
         """Whether the owner may take so much more now."""
-        free = self._total - self.taken - (0 if small else self._kept)
-        return self._held.get(owner, 0) + amount <= free
+        left = self._total - self.taken - amount - (0 if small else self._kept)
+        return self._held.get(owner, 0) + amount <= left
 
     def take(self, owner: str, amount: int) -> None:
         """Take it; `fits` was asked."""
