@@ -12,14 +12,17 @@ import socket
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
 from tide_gateway.blobs import BlobStore
-from tide_gateway.connections import ConnectionLimits, guarded_protocol
+from tide_gateway.connection_limits import ConnectionLimits
+from tide_gateway.connections import guarded_protocol
 from tide_gateway.database import Database, FileLock, StorageFailed, database_url
+from tide_gateway.handshakes import tls_context
 from tide_gateway.hosting import make_runtimes
 from tide_gateway.keys import KeyStore
 from tide_gateway.private import data_folder, make_private_file
@@ -197,15 +200,16 @@ async def _keep_time(time: DatabaseTime, database: Database) -> None:
 
 
 def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket) -> _Server:
+    tls = None
+    if options.tls_cert is not None and options.tls_key is not None:
+        tls = tls_context(options.tls_cert, options.tls_key)
     config = uvicorn.Config(
         app,
         log_config=None,
         log_level=options.log_level,
         access_log=False,
         lifespan="off",
-        http=guarded_protocol(ConnectionLimits()),
-        ssl_certfile=options.tls_cert,
-        ssl_keyfile=options.tls_key,
+        http=cast("Any", guarded_protocol(ConnectionLimits(), tls)),
         ws="none",
         server_header=False,
         proxy_headers=False,

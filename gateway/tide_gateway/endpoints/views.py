@@ -10,14 +10,13 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
 from tide_gateway.auth import Owners
-from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, caller_of, check, described
+from tide_gateway.endpoints.calls import caller_of, check, described, small_body_of
 from tide_gateway.endpoints.logs import MAX_TAIL_BYTES, read_tail
 from tide_gateway.fleet import Fleet
 from tide_gateway.repository import Instance
 from tide_gateway.repository.slots import Slots
 from tide_gateway.runtimes import Place
 from tide_gateway.service.tasks import TaskService
-from tide_sdk.asgi import read_body
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
 from tide_sdk.wire import PRINTABLE, CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
@@ -165,8 +164,7 @@ def _add_environments(router: APIRouter, service: TaskService, owners: Owners, l
     async def heartbeat(request: Request) -> HeartbeatResponse:
         """Promise to call again within `timeout_s`; null withdraws the promise."""
         owner = (await caller_of(request, owners)).owner
-        body = await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES)
-        beat = check(HeartbeatRequest, body)
+        beat = check(HeartbeatRequest, await small_body_of(request))
         num_tasks = await service.heartbeat(owner, beat.prefix, beat.timeout_s)
         return HeartbeatResponse(owner_tasks=num_tasks, timeout_s=beat.timeout_s)
 
