@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tide_gateway import lifecycle
@@ -19,6 +19,7 @@ from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service import answers
+from tide_gateway.service.draining import drain
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.pauses import Pauses
@@ -91,12 +92,9 @@ class TaskService:
 
         Where no replica was up, that time is taken off all running clocks, caps and heartbeats. Environment servers
         that live are attached to, and what was in flight goes on; tasks whose server is gone end as
-        failed(environment_lost), with a null reward.
+        failed(environment_lost), with a null reward. Cancelled at any moment, `stop` leaves all as if it had opened.
         """
-        now_s = self._time.now_s()
-        outage_s = await self._repository.replicas.enter(
-            self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
-        )
+        outage_s = await self._enter()
         if outage_s > 0:
             log.info("no gateway was up for %.1f s, which no clock counts", outage_s)
         if self._clock_sweeps:
@@ -156,6 +154,11 @@ class TaskService:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
         self._registry.lives.clear()
         await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
+
+    @property
+    def stopping(self) -> bool:
+        """True once a stop has begun: no start is taken any more, and soon no turn."""
+        return self._starts.stopping
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""
@@ -217,6 +220,11 @@ class TaskService:
         loads = await self._repository.instances.loads()
         return [(row, Place.loads(row.place) if row.place else None, loads[row.name]) for row in rows]
 
+    def forget(self, task_ids: Iterable[str]) -> None:
+        """Drop what is cached of tasks whose rows are gone."""
+        for task_id in task_ids:
+            self._registry.lives.pop(task_id, None)
+
     async def sweep(self) -> None:
         """One whole sweep now."""
         await self._sweeper.sweep()
@@ -233,12 +241,22 @@ class TaskService:
             words = f"{len(failures)} tasks of instance {instance} could not be ended: {failures[0]!r}"
             raise StorageFailed(words) from failures[0]
 
+    async def _enter(self) -> float:
+        now_s = self._time.now_s()
+        entering = asyncio.ensure_future(
+            self._repository.replicas.enter(
+                self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+            )
+        )
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            # Written after `stop` has removed it, the row would be one of a replica that lives.
+            await asyncio.wait({entering})
+            raise
+
     async def _drain(self, drain_s: float) -> None:
-        busy = [live.running.answer for live in self._registry.lives.values() if live.running is not None]
-        releasing = [live.releasing for live in self._registry.lives.values() if live.releasing is not None]
-        pending = [future for future in (*busy, *releasing) if not future.done()]
-        if pending:
-            await asyncio.wait(pending, timeout=drain_s)
+        await drain(self._registry, drain_s)
 
     async def _destroy_all(self, rows: list[Instance]) -> None:
         """Destroy the servers that no keeper of this process had: those of replicas that died."""
