@@ -210,6 +210,7 @@ async def _run(
 
 async def _opens(service: TaskService, stopping: asyncio.Task[bool]) -> bool:
     """Open the service; False where a signal came first, and what it has begun is broken off, within bounded time."""
+    log.info("opening")
     opening = asyncio.create_task(service.open(), name="tide-open")
     await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if opening.done():
