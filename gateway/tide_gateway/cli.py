@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tide_gateway.accounts_cli import add_account_parsers, run_keys, run_owners
+from tide_gateway.doctor_cli import add_doctor_parser, run_doctor
 from tide_gateway.prune_cli import add_prune_parser, run_prune
 
 DEFAULT_DATABASE = "sqlite:///tide-gateway.db"
@@ -42,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     migrate.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
     environments = commands.add_parser("environments", help="check environments.toml and print what it registers")
     environments.add_argument("--config", type=Path, default=Path("environments.toml"))
+    add_doctor_parser(commands, DEFAULT_DATABASE)
     add_prune_parser(commands, DEFAULT_DATABASE)
     add_account_parsers(commands, DEFAULT_DATABASE)
     return parser
@@ -61,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "serve": _serve,
         "migrate": _migrate,
         "environments": _environments,
+        "doctor": run_doctor,
         "prune": run_prune,
         "keys": run_keys,
         "owners": run_owners,
