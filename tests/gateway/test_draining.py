@@ -1,4 +1,4 @@
-"""The beginning of a stop: what is in flight finishes, a start is refused at once, a turn once the first ones are over."""
+"""The beginning of a stop: what is in flight finishes, a start is refused at once, a turn a little later."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ async def test_what_does_not_finish_in_time_is_cut_off_and_answered(bench, held,
     assert "1 turns, starts and ends are cut off after 0.05 s" in caplog.text
 
 
-async def test_what_an_opening_that_is_broken_off_has_begun_is_left_to_the_next_gateway(benches, monkeypatch, eventually):
+async def test_what_an_opening_that_is_broken_off_has_begun_is_left_to_the_next_gateway(
+    benches, monkeypatch, eventually
+):
     """A survey that hangs, as one of an engine that does not answer does."""
     bench = await benches.open()
     kept = (await bench.start("k"))["task_id"]

@@ -82,7 +82,7 @@ def look(url: URL, environments: Collection[str] | None) -> Facts:
 
 
 def _reader(url: URL) -> Engine:
-    """An engine that cannot write, not even the files that SQLite keeps beside a database that is in use."""
+    """An engine that cannot write, and makes no file: only SQLite's shared memory of readers is used where it is."""
     if url.get_backend_name() == "sqlite":
         path = os.path.realpath(str(url.database))
         # Without a log nobody uses it, and it may be read as it lies; with one its files are there already.
@@ -123,7 +123,9 @@ def _read(connection: Connection, url: URL, environments: Collection[str] | None
     _replicas(connection, now_s, facts)
     _instances(connection, environments, facts)
     states = select(TaskRow.state, func.count()).where(TaskRow.due_s < ENDED_S).group_by(TaskRow.state)
-    counts = ", ".join(f"{number} {state}" for state, number in sorted(connection.execute(states).tuples()))
+    counts = ", ".join(
+        f"{number} {state}" for state, number in sorted((row[0], row[1]) for row in connection.execute(states))
+    )
     found.append(ok("tasks", f"open: {counts or 'none'}"))
 
 

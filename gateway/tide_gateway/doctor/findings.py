@@ -68,9 +68,9 @@ def fail(check: str, says: str, fix: str = "") -> Finding:
 
 
 def refused(check: str, error: Exception) -> Finding:
-    """What a start would be refused with: our errors name the fix behind the last semicolon."""
+    """What a start would be refused with: most of our errors name the fix behind the last semicolon."""
     says, _, fix = str(error).rpartition("; ")
-    return Finding(check, Level.FAIL, says or fix, fix if says else "")
+    return Finding(check, Level.FAIL, says, fix) if says else Finding(check, Level.FAIL, fix, "correct that")
 
 
 async def run_checks(checks: Sequence[Check]) -> list[Finding]:
