@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from remote_peer import Peer
 from sqlalchemy import create_engine, text
 
 from tide_gateway.cli import main
@@ -23,55 +20,10 @@ from tide_gateway.doctor import host, storage
 from tide_gateway.doctor.findings import Check, Level, ok, run_checks
 from tide_gateway.specs import EnvironmentSpec
 
-SCRIPTED = f"""
-[environments.scripted]
-command = [{json.dumps(sys.executable)}, "server.py", "--uds", "{{uds}}"]
-"""
 INSTANCE = (
     "INSERT INTO instances (name, environment, runtime, replica, state, version, slot, capacity, served, incarnation,"
     " place, created_s, detail) VALUES ('{}', '{}', 'process', 'r', '{}', 1, 0, 1, 0, '', '', 0.0, 'it hung')"
 )
-
-
-class Doctor:
-    """Runs the command and keeps what it says."""
-
-    def __init__(self, folder: Path, capsys) -> None:
-        self.config = folder / "environments.toml"
-        self.config.write_text(SCRIPTED)
-        self.folder = folder
-        self.database = f"sqlite:///{folder / 'gateway.db'}"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._capsys = capsys
-        self.text = ""
-
-    def look(self, *words: str, database: str | None = None) -> tuple[int, dict[str, list[dict]]]:
-        """The exit code, and the findings by check."""
-        argv = ["doctor", "--config", str(self.config), "--database", database or self.database, "--json"]
-        code = main([*argv, "--port", str(self.port), *words])
-        self.text, err = self._capsys.readouterr()
-        assert err == ""
-        report = json.loads(self.text)
-        assert report["ok"] is (code == 0)
-        found: dict[str, list[dict]] = {}
-        for finding in report["findings"]:
-            found.setdefault(finding["check"], []).append(finding)
-            assert finding["level"] == "ok" or finding["fix"], finding
-        return code, found
-
-    def one(self, check: str, level: str, words: str, *options: str, **named) -> None:
-        """That there is such a finding."""
-        code, found = self.look(*options, **named)
-        assert any(each["level"] == level and words in each["says"] + each["fix"] for each in found[check]), self.text
-        assert level != "fail" or code == 1
-
-
-@pytest.fixture
-def doctor(tmp_path, capsys, monkeypatch) -> Doctor:
-    monkeypatch.delenv("TIDE_GATEWAY_TOKENS", raising=False)
-    return Doctor(tmp_path, capsys)
 
 
 def execute(url: str, *statements: str) -> None:
@@ -262,74 +214,6 @@ def certificate(folder: Path, days: float, since: float = 30.0) -> list[str]:
 )
 def test_a_certificate_is_looked_at_before_it_expires(doctor, tmp_path, days, level, words):
     doctor.one("tls", level, words, *certificate(tmp_path, days))
-
-
-def test_commands_that_cannot_be_run_fail(doctor, tmp_path):
-    script = tmp_path / "serve.sh"
-    script.write_text("#!/bin/sh\n")
-    tables = {"none": "no-such-command", "plain": str(script), "well": "sh"}
-    doctor.config.write_text("".join(f'[environments.{n}]\ncommand = ["{c}", "{{uds}}"]\n' for n, c in tables.items()))
-    code, found = doctor.look()
-    assert code == 1
-    assert "is not found" in found["environment none"][0]["says"]
-    assert found["environment plain"][0]["fix"] == f"chmod +x {script}"
-    assert found["environment well"][0]["level"] == "ok"
-
-
-async def test_remote_servers_are_asked_for_their_health(doctor):
-    async with Peer().serve() as peer, Peer().serve() as other:
-        other.health["contract"] = 9
-        urls = [f"http://127.0.0.1:{port}" for port in (peer.port, other.port, 1)]
-        doctor.config.write_text(
-            '[environments.far]\nruntime = "remote"\nservers = 3\ncapacity = 24\n'
-            f"[environments.far.remote]\nallow_private = true\nurls = {json.dumps(urls)}\n"
-        )
-        code, found = await asyncio.to_thread(doctor.look)
-    assert code == 1
-    small, wrong, away = found["environment far"]
-    assert (small["level"], "holds 4 tasks, not the 8 configured" in small["says"]) == ("warn", True)
-    assert "speaks contract 9" in wrong["says"]
-    assert (away["level"], urls[2] in away["says"]) == ("fail", True)
-
-
-@pytest.mark.ray
-def test_a_ray_cluster_that_is_away_fails(doctor):
-    doctor.config.write_text(
-        '[environments.far]\nruntime = "ray"\ncommand = ["x", "{port}"]\n'
-        '[environments.far.ray]\naddress = "127.0.0.1:1"\n'
-    )
-    doctor.one("environment far", "fail", "nothing answers at 127.0.0.1:1")
-
-
-def test_an_engine_that_is_away_fails(doctor, tmp_path):
-    doctor.config.write_text(
-        '[environments.box]\nruntime = "docker"\n'
-        f'[environments.box.docker]\nimage = "x"\nengines = ["unix://{tmp_path}/no.sock"]\n'
-    )
-    doctor.one(f"engine unix://{tmp_path}/no.sock", "fail", "does not answer")
-
-
-@pytest.mark.docker
-def test_engines_and_images_are_looked_at_and_nothing_is_pulled(doctor):
-    from docker_engine import IMAGE, OTHER_IMAGE, shared_engine
-
-    url = shared_engine().url
-    images = {"well": IMAGE, "none": "no-such-image", "foreign": OTHER_IMAGE}
-    lines = [
-        f'[environments.{name}]\nruntime = "docker"\n[environments.{name}.docker]\nimage = "{image}"\n'
-        f'engines = ["{url}"]\npull = "never"\n'
-        for name, image in images.items()
-    ]
-    lines.append('mounts = ["/no/such:/x"]\nruntime = "runsc"\nnetwork = "no-such"\n')
-    doctor.config.write_text("".join(lines))
-    code, found = doctor.look()
-    assert code == 1
-    assert "cgroup" in found[f"engine {url}"][0]["says"]
-    assert found["environment well"][0]["level"] == "ok"
-    assert "is not there" in found["environment none"][0]["says"]
-    says = " | ".join(each["says"] for each in found["environment foreign"])
-    for words in ("is built for", "/no/such is not there", "has no runsc", "has no no-such"):
-        assert words in says
 
 
 async def test_a_check_that_breaks_or_hangs_stops_no_other():

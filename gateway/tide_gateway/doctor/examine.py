@@ -42,16 +42,14 @@ async def examine(asked: Asked) -> list[Finding]:
     facts = database.Facts()
     pid = 0
 
-    async def rows() -> Sequence[Finding]:
+    async def rows(url: URL) -> Sequence[Finding]:
         nonlocal facts
         names = None if settings is None else settings.environments.keys()
-        assert url is not None
         facts = await in_thread(lambda: database.look(url, names), DATABASE_S)
         return facts.findings
 
-    async def lock() -> Sequence[Finding]:
+    async def lock(url: URL) -> Sequence[Finding]:
         nonlocal pid
-        assert url is not None
         findings, pid = await in_thread(lambda: storage.look_at_lock(url), THREAD_S)
         return findings
 
@@ -67,9 +65,9 @@ async def examine(asked: Asked) -> list[Finding]:
         _in_thread("files", lambda: storage.look_at_files(url, data)),
     ]
     if url is not None:
-        first.append(Check("database", rows, DATABASE_S + 1.0))
+        first.append(Check("database", lambda: rows(url), DATABASE_S + 1.0))
         if url.get_backend_name() == "sqlite":
-            first.append(Check("lock", lock))
+            first.append(Check("lock", lambda: lock(url)))
     found += await run_checks(first)
 
     servers = facts.servers if facts.readable else None

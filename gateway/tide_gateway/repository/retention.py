@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,9 @@ class RetentionRows:
             found = connection.execute(_over_before(before_s).limit(most)).all()
             ids: list[str] = []
             num_rows = 0
-            for task_id, num_turns in found:
-                num_rows += num_turns + _OTHER_ROWS
+            for row in found:
+                task_id = row[0]
+                num_rows += row[1] + _OTHER_ROWS
                 if num_rows > max_rows and (ids or _shorten(connection, task_id, max_rows)):
                     return Removed(_remove(connection, ids), more=True)
                 ids.append(task_id)
@@ -69,7 +70,7 @@ class RetentionRows:
         statement = delete(TicketRow).where(TicketRow.expires_s < before_s, TicketRow.asked_s < before_s)
         return await self._database.write(lambda connection: connection.execute(statement).rowcount)
 
-    async def bodies_in_use(self) -> AsyncIterator[set[str]]:
+    async def bodies_in_use(self) -> AsyncGenerator[set[str], None]:
         """Hashes of all large bodies that rows name, some tasks at a time.
 
         Raises:

@@ -1,13 +1,15 @@
-"""The first part of a stop: what is in flight gets time to finish."""
+"""How work ends that a stop meets: what is in flight gets time to finish, and some is never cut off."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from tide_gateway.service.live import Registry
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -28,6 +30,16 @@ async def drain(registry: Registry, drain_s: float) -> None:
             log.warning("%d turns, starts and ends are cut off after %g s", len(pending), drain_s)
             return
         await asyncio.wait(pending, timeout=left_s)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do work to its end, also where the caller is cancelled meanwhile, who waits for it then. It bounds itself."""
+    doing = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait({doing})
+        raise
 
 
 def _in_flight(registry: Registry) -> list[asyncio.Future[Any]]:

@@ -19,7 +19,7 @@ from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service import answers
-from tide_gateway.service.draining import drain
+from tide_gateway.service.draining import drain, to_its_end
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.pauses import Pauses
@@ -94,7 +94,13 @@ class TaskService:
         that live are attached to, and what was in flight goes on; tasks whose server is gone end as
         failed(environment_lost), with a null reward. Cancelled at any moment, `stop` leaves all as if it had opened.
         """
-        outage_s = await self._enter()
+        now_s = self._time.now_s()
+        # Written after `stop` has removed it, the row would be one of a replica that lives.
+        outage_s = await to_its_end(
+            self._repository.replicas.enter(
+                self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+            )
+        )
         if outage_s > 0:
             log.info("no gateway was up for %.1f s, which no clock counts", outage_s)
         if self._clock_sweeps:
@@ -240,20 +246,6 @@ class TaskService:
             # The keeper keeps the row, and tries again: without it nobody would know that the tasks are lost.
             words = f"{len(failures)} tasks of instance {instance} could not be ended: {failures[0]!r}"
             raise StorageFailed(words) from failures[0]
-
-    async def _enter(self) -> float:
-        now_s = self._time.now_s()
-        entering = asyncio.ensure_future(
-            self._repository.replicas.enter(
-                self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
-            )
-        )
-        try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            # Written after `stop` has removed it, the row would be one of a replica that lives.
-            await asyncio.wait({entering})
-            raise
 
     async def _drain(self, drain_s: float) -> None:
         await drain(self._registry, drain_s)
