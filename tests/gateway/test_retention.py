@@ -95,6 +95,11 @@ async def test_one_transaction_removes_a_bounded_number_of_rows(bench):
     for number in range(6):
         await play(bench, f"k{number}", turns=4)
     long = await play(bench, "long", turns=50)
+    restless = (await bench.start("restless"))["task_id"]
+    for _ in range(30):
+        await bench.pause(restless)
+        await bench.resume(restless)
+    await bench.end(restless)
     bench.time.advance(DAY_S)
     rows = RetentionRows(bench.database)
     more, most, num_calls, turns_left = True, 0, 0, []

@@ -15,8 +15,8 @@ from tide_sdk.clocks import TaskState
 
 MAX_ROWS = 500
 """Rows that one transaction removes, about; the writers of turns wait for it."""
-_OTHER_ROWS = 8
-"""Rows of a task beside its turns: itself, its start, its events."""
+_MIN_ROWS = 4
+"""Of a task: itself, its start, two events."""
 _OVER = (TaskState.ENDED.value, TaskState.DONE.value)
 _PAGE = 200
 
@@ -43,7 +43,7 @@ class RetentionRows:
         """Remove some tasks that were over before that moment, with their starts, turns and events.
 
         Over means ended, or done, released and never read out. Several replicas may do it: one at a time does. A task
-        with more turns than `max_rows` loses its turns first, the oldest in front.
+        with more turns or events than `max_rows` loses these first, the oldest in front.
 
         Raises:
             StorageFailed: nothing was removed.
@@ -51,13 +51,13 @@ class RetentionRows:
 
         def write(connection: Connection) -> Removed:
             self._database.lock(connection, "retention")
-            most = max(1, max_rows // _OTHER_ROWS)
+            most = max(1, max_rows // _MIN_ROWS)
             found = connection.execute(_over_before(before_s).limit(most)).all()
             ids: list[str] = []
             num_rows = 0
             for row in found:
                 task_id = row[0]
-                num_rows += row[1] + _OTHER_ROWS
+                num_rows += row[1] + row[2] + 2
                 if num_rows > max_rows and (ids or _shorten(connection, task_id, max_rows)):
                     return Removed(_remove(connection, ids), more=True)
                 ids.append(task_id)
@@ -88,10 +88,11 @@ def _id_at(moment_s: float) -> str:
 
 
 def _over_before(before_s: float) -> Any:
-    """Id and number of turns of tasks that were over before a moment: nothing has happened to them since."""
+    """Id, turns and events of tasks that were over before a moment: nothing has happened to them since."""
+    events = select(func.count()).where(EventRow.task_id == TaskRow.task_id).scalar_subquery()
     happened = select(EventRow.id).where(EventRow.task_id == TaskRow.task_id, EventRow.at_s >= before_s).exists()
     return (
-        select(TaskRow.task_id, TaskRow.turn)
+        select(TaskRow.task_id, TaskRow.turn, events)
         # Ids begin with the moment of the start: by the primary key, only what is old is looked at.
         .where(TaskRow.task_id < _id_at(before_s), TaskRow.created_s < before_s)
         .where(TaskRow.state.in_(_OVER), TaskRow.released == 1, ~happened)
@@ -107,14 +108,14 @@ def _remove(connection: Connection, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shorten(connection: Connection, task_id: str, max_rows: int) -> bool:
-    """Remove the oldest turns of a task that has too many; False where what is left may go at once."""
-    first, last = connection.execute(
-        select(func.min(TurnRow.turn), func.max(TurnRow.turn)).where(TurnRow.task_id == task_id)
-    ).one()
-    if first is None or last - first < max_rows:
-        return False
-    connection.execute(delete(TurnRow).where(TurnRow.task_id == task_id, TurnRow.turn < first + max_rows))
-    return True
+    """Remove the oldest turns, or else events, of a task that has too many; False where what is left may go at once."""
+    for table, order in ((TurnRow, TurnRow.turn), (EventRow, EventRow.id)):
+        mine = table.task_id == task_id
+        beyond = connection.execute(select(order).where(mine).order_by(order).offset(max_rows).limit(1)).scalar()
+        if beyond is not None:
+            connection.execute(delete(table).where(mine, order < beyond))
+            return True
+    return False
 
 
 def _page_reader(after: str) -> Any:
