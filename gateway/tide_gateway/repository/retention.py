@@ -52,7 +52,7 @@ class RetentionRows:
         def write(connection: Connection) -> Removed:
             self._database.lock(connection, "retention")
             most = max(1, max_rows // _MIN_ROWS)
-            found = connection.execute(_over_before(before_s).limit(most)).all()
+            found: list[Any] = list(connection.execute(_over_before(before_s).limit(most)))
             ids: list[str] = []
             num_rows = 0
             for row in found:
