@@ -85,7 +85,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     import signal
 
     from tide_gateway.scrubbing import ScrubbingFilter
-    from tide_gateway.serve import ServeOptions, serve
+    from tide_gateway.serve import serve
+    from tide_gateway.serve_options import ServeOptions
     from tide_gateway.settings import load_settings
 
     settings = load_settings(arguments.config)

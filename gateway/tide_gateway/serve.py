@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -25,6 +24,7 @@ from tide_gateway.keys import KeyStore
 from tide_gateway.private import data_folder, make_private_file
 from tide_gateway.repository import Repository
 from tide_gateway.repository.retention import RetentionRows
+from tide_gateway.serve_options import ServeOptions, check_options
 from tide_gateway.service.retention import DAY_S, Retention
 from tide_gateway.service.tasks import TaskService
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, check_tls, is_loopback
@@ -33,45 +33,12 @@ from tide_sdk import codec
 from tide_sdk.migrations import migrate
 from tide_sdk.serve import raise_file_limit
 
-DRAIN_S = 3.0
-MAX_DRAIN_S = 3600.0
-MIN_RETENTION_DAYS, MAX_RETENTION_DAYS = 0.01, 36_500.0
 OPEN_CANCEL_S = 20.0
 SYNC_S = 5.0
-MIN_OUTLIVE_S = 0.1
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
 KEEP_ALIVE_S = 75
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What `tide-gateway serve` was told.
-
-    Attributes:
-        port: 0 takes a free one.
-        data: folder of logs and blobs, one for all replicas; None takes one beside a SQLite file.
-        outlive_s: seconds that `process` servers outlive a killed gateway.
-        keep: a stop leaves tasks and servers to the next gateway.
-        drain_s: seconds that a stop gives to turns, starts and ends in flight.
-        retention_days: days that tasks are kept once they are over, 0 for ever.
-        announce: file that gets `{"url", "pid"}` once requests are answered.
-        tls_cert, tls_key: PEM files, both or none: then only https is spoken.
-    """
-
-    host: str
-    port: int
-    database: str
-    announce: Path | None
-    log_level: str
-    data: Path | None = None
-    outlive_s: float = 120.0
-    keep: bool = False
-    drain_s: float = DRAIN_S
-    retention_days: float = 7.0
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -126,15 +93,7 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
         SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
     """
     check_tls(options.tls_cert, options.tls_key)
-    # Supervisors look every fifth of it; NaN is no number of seconds either.
-    if options.outlive_s != 0 and not options.outlive_s >= MIN_OUTLIVE_S:
-        words = f"must be 0, or {MIN_OUTLIVE_S:g} or more seconds"
-        raise SettingsError(f"--outlive-s {options.outlive_s:g}: {words}")
-    if not 0 <= options.drain_s <= MAX_DRAIN_S:
-        raise SettingsError(f"--drain-s {options.drain_s:g}: must be 0 to {MAX_DRAIN_S:g} seconds")
-    if not (options.retention_days == 0 or MIN_RETENTION_DAYS <= options.retention_days <= MAX_RETENTION_DAYS):
-        words = f"must be {MIN_RETENTION_DAYS:g} to {MAX_RETENTION_DAYS:g}, or 0 to keep tasks for ever"
-        raise SettingsError(f"--retention-days {options.retention_days:g}: {words}")
+    check_options(options)
     _check_announce(options.announce)
     url = database_url(options.database)
     data = data_folder(options.data, url)
