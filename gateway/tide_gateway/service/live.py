@@ -132,6 +132,7 @@ class Registry:
         self.members = members
         self.lives: dict[str, Live] = {}
         self.closed = False
+        self.draining = False
         self._background: set[asyncio.Task[Any]] = set()
         self._logged_s = -STORAGE_LOG_EVERY_S
 
@@ -200,8 +201,8 @@ class Registry:
             Changed: another replica was faster.
             TideError: it could not be written.
         """
-        if self.closed:
-            raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+        if self.closed or (self.draining and intent is not None):
+            raise TideError("unavailable", "the gateway is stopping; call again", retry_after_s=1)
         after = bumped(after)
         change = Change(after, first=first, intent=intent, result=result, events=events)
         write = asyncio.ensure_future(self.committer.commit(change))

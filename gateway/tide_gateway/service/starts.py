@@ -95,7 +95,7 @@ class Starts:
 
     async def _begin(self, owner: str, request: StartRequest, data: dict[str, Any], fleet: Fleet) -> Live:
         if self.stopping:
-            raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+            raise TideError("unavailable", "the gateway is stopping; call again", retry_after_s=1)
         fleet.check()
         now_s = self._registry.time.now_s()
         task = lifecycle.new_task(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tide_gateway import lifecycle
@@ -19,6 +19,7 @@ from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service import answers
+from tide_gateway.service.draining import drain, to_its_end
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.pauses import Pauses
@@ -92,11 +93,14 @@ class TaskService:
 
         Where no replica was up, that time is taken off all running clocks, caps and heartbeats. Environment servers
         that live are attached to, and what was in flight goes on; tasks whose server is gone end as
-        failed(environment_lost), with a null reward.
+        failed(environment_lost), with a null reward. Cancelled at any moment, `stop` leaves all as if it had opened.
         """
         now_s = self._time.now_s()
-        outage_s = await self._repository.replicas.enter(
-            self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+        # Written after `stop` has removed it, the row would be one of a replica that lives.
+        outage_s = await to_its_end(
+            self._repository.replicas.enter(
+                self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+            )
         )
         if outage_s > 0:
             log.info("no gateway was up for %.1f s, which no clock counts", outage_s)
@@ -161,6 +165,11 @@ class TaskService:
         except TimeoutError:
             log.error("the runtimes were not closed within %g s", STOP_LIMIT_S)
 
+    @property
+    def stopping(self) -> bool:
+        """True once a stop has begun: no start is taken any more, and soon no turn."""
+        return self._starts.stopping
+
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""
         return await self._starts.start(owner, request, data)
@@ -221,6 +230,11 @@ class TaskService:
         loads = await self._repository.instances.loads()
         return [(row, Place.loads(row.place) if row.place else None, loads[row.name]) for row in rows]
 
+    def forget(self, task_ids: Iterable[str]) -> None:
+        """Drop what is cached of tasks whose rows are gone."""
+        for task_id in task_ids:
+            self._registry.lives.pop(task_id, None)
+
     async def sweep(self) -> None:
         """One whole sweep now."""
         await self._sweeper.sweep()
@@ -248,11 +262,7 @@ class TaskService:
         await self.committer.close()
 
     async def _drain(self, drain_s: float) -> None:
-        busy = [live.running.answer for live in self._registry.lives.values() if live.running is not None]
-        releasing = [live.releasing for live in self._registry.lives.values() if live.releasing is not None]
-        pending = [future for future in (*busy, *releasing) if not future.done()]
-        if pending:
-            await asyncio.wait(pending, timeout=drain_s)
+        await drain(self._registry, drain_s)
 
     async def _destroy_all(self, rows: list[Instance]) -> None:
         """Destroy the servers that no keeper of this process had: those of replicas that died."""
