@@ -130,7 +130,7 @@ class TaskService:
         self._starts.stopping = True
         await self._drain(drain_s)
         self._registry.closed = True
-        gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+        gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=1)
         for live in list(self._registry.lives.values()):
             self._endings.give_up(live, gone)
         try:
