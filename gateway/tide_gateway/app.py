@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, MutableMapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,7 +18,9 @@ from tide_gateway.endpoints.accounts import make_accounts_router
 from tide_gateway.endpoints.browsers import refuse_strange_pages
 from tide_gateway.endpoints.contract import PATHS, ContractApp
 from tide_gateway.endpoints.openapi import add_contract
+from tide_gateway.endpoints.operation import make_operation_router
 from tide_gateway.endpoints.views import make_router
+from tide_gateway.log_lines import environment_worked_on, request_scope
 from tide_gateway.scrubbing import scrub
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.asgi import ClientGone, Receive, Scope, Send, send_problem
@@ -24,6 +28,13 @@ from tide_sdk.errors import TideError
 
 log = logging.getLogger(__name__)
 
+_CALLS = {
+    ("POST", "/start"): "start",
+    ("POST", "/observation"): "turn",
+    ("POST", "/pause"): "pause",
+    ("POST", "/resume"): "resume",
+    ("POST", "/end"): "end",
+}
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "media_type"}
 
 
@@ -50,27 +61,54 @@ class GatewayApp:
 
     def __init__(self, service: TaskService, owners: Owners, logs: Path | None = None) -> None:
         self._owners = owners
+        self._metrics = service.metrics
         self._contract = ContractApp(service, owners)
         self._views = make_views(service, owners, logs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route by path, once it is clear that no strange web page calls."""
-        if scope["type"] == "http":
-            try:
-                await refuse_strange_pages(scope, self._owners)
-            except TideError as error:
-                await send_problem(send, error)
-                return
-        if scope["type"] == "http" and scope["path"] in PATHS:
-            await self._contract(scope, receive, send)
-        else:
+        """Answer a request, and count it."""
+        if scope["type"] != "http":
             await self._views(scope, receive, send)
+            return
+        request_scope.set(scope)
+        begun_s, status = perf_counter(), 0
+
+        def counted(message: MutableMapping[str, Any]) -> Awaitable[None]:
+            nonlocal status
+            status = message.get("status", status)
+            return send(message)
+
+        self._metrics.num_in_flight += 1
+        try:
+            await self._answer(scope, receive, counted)
+        finally:
+            self._metrics.num_in_flight -= 1
+            self._count(scope, status, begun_s)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route by path, once it is clear that no strange web page calls."""
+        try:
+            await refuse_strange_pages(scope, self._owners)
+        except TideError as error:
+            await send_problem(send, error)
+            return
+        await (self._contract if scope["path"] in PATHS else self._views)(scope, receive, send)
+
+    def _count(self, scope: Scope, status: int, begun_s: float) -> None:
+        path = scope["path"]
+        if path not in PATHS:
+            # A template, as /tasks/{task_id}: labels have no names of tasks, nor what somebody tries out.
+            path = getattr(scope.get("route"), "path", "other")
+        elif 200 <= status < 300 and (call := _CALLS.get((scope["method"], path))) is not None:
+            self._metrics.calls.observe(perf_counter() - begun_s, call, environment_worked_on())
+        self._metrics.requests.add(path, str(status) if status else "gone")
 
 
 def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -> FastAPI:
     """The FastAPI application: views, OpenAPI of everything, problem+json for its errors."""
     # No redirects: behind a proxy with TLS they would lead out of it.
     app = FastAPI(title="TideRL environment gateway", version="1", redoc_url=None, redirect_slashes=False)
+    app.include_router(make_operation_router(service, owners))
     app.include_router(make_router(service, owners, logs))
     app.include_router(make_accounts_router(owners))
     add_contract(app)

@@ -22,8 +22,12 @@ from tide_gateway.connections import ConnectionLimits, guarded_protocol
 from tide_gateway.database import Database, FileLock, StorageFailed, database_url
 from tide_gateway.hosting import make_runtimes
 from tide_gateway.keys import KeyStore
+from tide_gateway.log_lines import replica_name
+from tide_gateway.loop_lag import watch_lag
+from tide_gateway.metrics import Metrics
 from tide_gateway.private import data_folder, make_private_file
 from tide_gateway.repository import Repository
+from tide_gateway.runtimes.measured import MeasuredRuntime
 from tide_gateway.service.tasks import TaskService
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, check_tls, is_loopback
 from tide_gateway.timekeeping import DatabaseTime
@@ -158,8 +162,11 @@ async def _run(
     await time.sync(database)
     time.not_before(seen_s)
     left = {row.runtime for row in await repository.instances.all()}
-    runtimes = await make_runtimes(settings, deployment, data, options.outlive_s, left)
-    service = TaskService(settings.environments, runtimes, repository, time)
+    metrics = Metrics()
+    made = await make_runtimes(settings, deployment, data, options.outlive_s, left)
+    runtimes = {kind: MeasuredRuntime(runtime, metrics) for kind, runtime in made.items()}
+    service = TaskService(settings.environments, runtimes, repository, time, metrics=metrics)
+    replica_name.set(service.replica)
     owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
     server = _make_server(GatewayApp(service, owners, data / "logs"), options, listener)
 
@@ -169,6 +176,7 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     syncing = asyncio.create_task(_keep_time(time, database), name="tide-time")
+    watching = asyncio.create_task(watch_lag(metrics.lag.observe), name="tide-lag")
     try:
         await service.open()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -180,6 +188,7 @@ async def _run(
         await serving
     finally:
         syncing.cancel()
+        watching.cancel()
         await service.stop(drain_s=0.0, keep=options.keep)
         if options.announce is not None:
             options.announce.unlink(missing_ok=True)

@@ -9,19 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from tide_gateway import lifecycle
+from tide_gateway.asked import Asked
 from tide_gateway.committer import Committer
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import Task
 from tide_gateway.members import LEASE_S, Members, this_replica
+from tide_gateway.metrics import Metrics
 from tide_gateway.repository import Instance, InstanceState, Repository, StorageFailed
 from tide_gateway.repository.replicas import Heartbeat
 from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service import answers
+from tide_gateway.service.counting import CountingSink
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.pauses import Pauses
+from tide_gateway.service.readiness import Readiness
 from tide_gateway.service.recovery import Recovery
 from tide_gateway.service.starts import Starts
 from tide_gateway.service.sweeper import Sweeper
@@ -38,6 +42,8 @@ DESTROY_GRACE_S = 2.0
 STOP_LIMIT_S = 60.0
 """All servers are destroyed in parallel within this; what is left then is found at the next start."""
 STOP_AT_ONCE = 64
+CENSUS_FRESH_S = 1.0
+CENSUS_LIMIT_S = 2.0
 
 
 class TaskService:
@@ -48,6 +54,7 @@ class TaskService:
         runtimes: by the name that an environment's `runtime` gives.
         repository: the tables.
         time: the one source of time.
+        metrics: what this process counts; new ones where none are given.
         sweep_interval_s: seconds between sweeps.
         clock_sweeps: False in tests that sweep by hand on a manual clock.
         lease_s: seconds after which a silent replica is taken for dead.
@@ -60,6 +67,7 @@ class TaskService:
         repository: Repository,
         time: Timekeeper,
         *,
+        metrics: Metrics | None = None,
         sweep_interval_s: float = 0.1,
         clock_sweeps: bool = True,
         lease_s: float = LEASE_S,
@@ -67,18 +75,24 @@ class TaskService:
         self.replica = secrets.token_hex(4)
         self.environments = environments
         self.fleets: dict[str, Fleet] = {}
-        self.committer = Committer(repository)
+        self.metrics = metrics or Metrics()
+        self.committer = Committer(CountingSink(repository, self.metrics))
         self.members = Members(this_replica(self.replica, time.now_s()), lease_s)
         self._repository = repository
         self._runtimes = runtimes
         self._time = time
-        self._registry = Registry(repository, self.committer, time, self.members)
+        self._registry = Registry(repository, self.committer, time, self.members, self.metrics)
         self._endings = Endings(self._registry, self.fleets)
         self._pauses = Pauses(self._registry, self._endings)
         self._turns = Turns(self._registry, self._endings, self._pauses)
         self._starts = Starts(self._registry, self.fleets, self._endings)
         self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
         self._sweeper = Sweeper(self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s)
+        used = (spec.runtime for spec in environments.values())
+        self.census = Asked(
+            lambda: repository.census.count(time.now_s()), fresh_s=CENSUS_FRESH_S, limit_s=CENSUS_LIMIT_S
+        )
+        self.readiness = Readiness(repository, self.members, runtimes, used, lambda: self._starts.stopping)
         self._clock_sweeps = clock_sweeps
         self._loops: list[asyncio.Task[None]] = []
         self._stopped = False
