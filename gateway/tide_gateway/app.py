@@ -75,24 +75,19 @@ class GatewayApp:
 
         def counted(message: MutableMapping[str, Any]) -> Awaitable[None]:
             nonlocal status
-            status = message.get("status", status)
+            if message["type"] == "http.response.start":
+                status = message["status"]
             return send(message)
 
         self._metrics.num_in_flight += 1
         try:
-            await self._answer(scope, receive, counted)
+            await refuse_strange_pages(scope, self._owners)
+            await (self._contract if scope["path"] in PATHS else self._views)(scope, receive, counted)
+        except TideError as error:
+            await send_problem(counted, error)
         finally:
             self._metrics.num_in_flight -= 1
             self._count(scope, status, begun_s)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route by path, once it is clear that no strange web page calls."""
-        try:
-            await refuse_strange_pages(scope, self._owners)
-        except TideError as error:
-            await send_problem(send, error)
-            return
-        await (self._contract if scope["path"] in PATHS else self._views)(scope, receive, send)
 
     def _count(self, scope: Scope, status: int, begun_s: float) -> None:
         path = scope["path"]
@@ -100,8 +95,8 @@ class GatewayApp:
             # A template, as /tasks/{task_id}: labels have no names of tasks, nor what somebody tries out.
             path = getattr(scope.get("route"), "path", "other")
         elif 200 <= status < 300 and (call := _CALLS.get((scope["method"], path))) is not None:
-            self._metrics.calls.observe(perf_counter() - begun_s, call, environment_worked_on())
-        self._metrics.requests.add(path, str(status) if status else "gone")
+            self._metrics.calls.of(call, environment_worked_on()).observe(perf_counter() - begun_s)
+        self._metrics.requests.add(path, status or "gone")
 
 
 def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -> FastAPI:

@@ -31,11 +31,11 @@ class Counter:
         self._name = name
         self._words = words
         self._labels = labels
-        self._values: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self._values: defaultdict[tuple[str | int, ...], float] = defaultdict(float)
         if not labels:
             self._values[()] = 0.0
 
-    def add(self, *values: str, by: float = 1.0) -> None:
+    def add(self, *values: str | int, by: float = 1.0) -> None:
         """Add to the number of these labels' values."""
         self._values[values] += by
 
@@ -43,7 +43,7 @@ class Counter:
         """The counter as it is written out."""
         family = CounterMetricFamily(self._name, self._words, labels=self._labels)
         for values, number in self._values.items():
-            family.add_metric(values, number)
+            family.add_metric([str(value) for value in values], number)
         yield family
 
 
@@ -80,12 +80,12 @@ class Histogram:
         self._bounds = bounds
         self._series: dict[tuple[str, ...], Series] = {} if labels else {(): Series(bounds)}
 
-    def observe(self, value: float, *values: str) -> None:
-        """Count a value for these labels' values."""
+    def of(self, *values: str) -> Series:
+        """The series of these labels' values."""
         series = self._series.get(values)
         if series is None:
             series = self._series[values] = Series(self._bounds)
-        series.observe(value)
+        return series
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as it is written out."""

@@ -5,22 +5,30 @@ No label has a task's, a caller's or an instance's name: their number has no bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import Metric
 
+from tide_gateway.admission import Reason
 from tide_gateway.instruments import Counter, Histogram
 from tide_gateway.lifecycle import SUPERSEDED
+from tide_sdk.clocks import ClockName
 from tide_sdk.errors import CODES
 from tide_sdk.wire import Outcome
 
 _LAG_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CHANGES_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_KNOWN_REASONS = frozenset(CODES) | {SUPERSEDED, "owner_lost", "max_pause_s", "max_wall_s"}
+_CLOCKS = tuple(clock.value for clock in ClockName if clock is not ClockName.END)
+_CAPS = ("max_pause_s", "max_wall_s")
+_KNOWN_REASONS = frozenset(CODES) | {SUPERSEDED, "owner_lost", *_CAPS}
 
 
 class Metrics:
     """The counts. They belong to one event loop, and are as many as the registered environments allow.
+
+    Args:
+        environments: the registered ones, whose counts are there from the start: a rate needs a zero to begin with.
 
     Attributes:
         requests: by path, as in the documentation, and status.
@@ -36,7 +44,7 @@ class Metrics:
         lag: how late the event loop was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environments: Iterable[str] = ()) -> None:
         self.num_in_flight = 0
         self.requests = Counter("tide_gateway_requests_total", "HTTP requests answered.", "path", "status")
         words = "Seconds from a call's header to its answer, of calls that succeeded."
@@ -67,6 +75,16 @@ class Metrics:
         self.commit_failures = Counter("tide_gateway_commit_failures_total", words, "reason")
         words = "Seconds by which the event loop was late."
         self.lag = Histogram("tide_gateway_event_loop_lag_seconds", words, bounds=_LAG_BOUNDS)
+
+        for environment in environments:
+            for counter in (self.started, self.turns, self.paused_s, self.launch_failures):
+                counter.add(environment, by=0.0)
+            for reason in get_args(Reason):
+                self.refused.add(environment, reason, by=0.0)
+            for limit in (*_CLOCKS, *_CAPS):
+                self.expired.add(environment, limit, by=0.0)
+        for reason in ("conflict", "storage", "unknown", "other"):
+            self.commit_failures.add(reason, by=0.0)
 
     def collect(self) -> Iterator[Metric]:
         """Everything that was counted, as it is written out."""

@@ -162,7 +162,7 @@ async def _run(
     await time.sync(database)
     time.not_before(seen_s)
     left = {row.runtime for row in await repository.instances.all()}
-    metrics = Metrics()
+    metrics = Metrics(settings.environments)
     made = await make_runtimes(settings, deployment, data, options.outlive_s, left)
     runtimes = {kind: MeasuredRuntime(runtime, metrics) for kind, runtime in made.items()}
     service = TaskService(settings.environments, runtimes, repository, time, metrics=metrics)
@@ -176,7 +176,7 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     syncing = asyncio.create_task(_keep_time(time, database), name="tide-time")
-    watching = asyncio.create_task(watch_lag(metrics.lag.observe), name="tide-lag")
+    watching = asyncio.create_task(watch_lag(metrics.lag.of().observe), name="tide-lag")
     try:
         await service.open()
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -33,7 +33,7 @@ class MeasuredRuntime:
         except LaunchFailed:
             self._metrics.launch_failures.add(spec.name)
             raise
-        self._metrics.launches.observe(perf_counter() - begun_s, spec.name)
+        self._metrics.launches.of(spec.name).observe(perf_counter() - begun_s)
         return self._measured(server, spec)
 
     async def attach(self, name: str, spec: EnvironmentSpec, place: Place, timeout_s: float) -> Server:
@@ -61,4 +61,4 @@ class MeasuredRuntime:
         return server
 
     def _count(self, environment: str, path: str, seconds: float) -> None:
-        self._metrics.environment_calls.observe(seconds, _CALLS[path], environment)
+        self._metrics.environment_calls.of(_CALLS[path], environment).observe(seconds)

@@ -23,22 +23,24 @@ class CountingSink:
     def __init__(self, sink: Sink, metrics: Metrics) -> None:
         self._sink = sink
         self._metrics = metrics
+        self._seconds = metrics.commits.of()
+        self._changes = metrics.commit_changes.of()
 
     async def apply(self, changes: list[Change]) -> list[Exception | None]:
         """See `Sink.apply`."""
-        metrics, begun_s = self._metrics, perf_counter()
+        begun_s = perf_counter()
         try:
             outcomes = await self._sink.apply(changes)
         except Exception as error:
-            metrics.commit_failures.add(_reason(error), by=len(changes))
+            self._metrics.commit_failures.add(_reason(error), by=len(changes))
             raise
-        metrics.commits.observe(perf_counter() - begun_s)
-        metrics.commit_changes.observe(len(changes))
+        self._seconds.observe(perf_counter() - begun_s)
+        self._changes.observe(len(changes))
         for change, failure in zip(changes, outcomes, strict=True):
             if failure is not None:
-                metrics.commit_failures.add(_reason(failure))
+                self._metrics.commit_failures.add(_reason(failure))
             elif change.result is not None:
-                metrics.turns.add(change.after.environment)
+                self._metrics.turns.add(change.after.environment)
             elif change.events:
                 self._count(change)
         return outcomes

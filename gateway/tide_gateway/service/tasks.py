@@ -75,7 +75,7 @@ class TaskService:
         self.replica = secrets.token_hex(4)
         self.environments = environments
         self.fleets: dict[str, Fleet] = {}
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or Metrics(environments)
         self.committer = Committer(CountingSink(repository, self.metrics))
         self.members = Members(this_replica(self.replica, time.now_s()), lease_s)
         self._repository = repository
