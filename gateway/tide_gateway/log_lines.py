@@ -16,7 +16,7 @@ import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from tide_gateway.lifecycle import Task
 from tide_gateway.scrubbing import ScrubbingFilter, scrub
@@ -118,9 +118,14 @@ def set_up_logging(level: str, form: str = "text") -> None:
         level: debug, info, warning or error.
         form: one of `FORMATS`.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    logging.basicConfig(level=level.upper(), handlers=[make_handler(form, sys.stderr)])
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def make_handler(form: str, stream: TextIO) -> logging.Handler:
+    """What writes lines of that form to a stream, with secrets masked."""
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     # On the handler, where the records of all loggers pass.
     handler.addFilter(ScrubbingFilter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return handler
