@@ -47,9 +47,9 @@ def is_ready(client: httpx.Client) -> bool:
     return client.get("/readyz").status_code == 200
 
 
-def start(client: httpx.Client, key: str, environment: str = "scripted", **task: object) -> httpx.Response:
+def start(client: httpx.Client, key: str, **task: object) -> httpx.Response:
     limits = task.pop("limits", None)
-    body = {"environment": environment, "key": key, "task": task} | ({"limits": limits} if limits else {})
+    body = {"environment": "scripted", "key": key, "task": task} | ({"limits": limits} if limits else {})
     return client.post("/start", json=body)
 
 
@@ -140,6 +140,7 @@ def test_a_server_that_dies_and_one_that_does_not_launch_are_counted(gateways):
         found = figures(client)
     assert found["tide_gateway_instances_lost_total", "scripted"] == 1
     assert found["tide_gateway_tasks_ended_total", "scripted", "failed", "environment_lost"] == 1
+    assert found["tide_gateway_turns_total", "scripted"] == 0, "it was not answered"
     assert found["tide_gateway_launch_failures_total", "scripted"] == 0
 
 
