@@ -47,7 +47,7 @@ class Scrape:
 
     async def _counted(self) -> Census | None:
         try:
-            return await self._service.census.answer()
+            return await self._service.readiness.census.answer()
         except (StorageFailed, TimeoutError):
             return None
 

@@ -16,6 +16,7 @@ from tide_gateway.asked import Asked
 from tide_gateway.members import Members
 from tide_gateway.repository import Repository
 from tide_gateway.runtimes import Runtime
+from tide_gateway.timekeeping import Timekeeper
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +61,27 @@ class Readiness:
     Args:
         repository: of the database.
         members: know when the heartbeat has lapsed.
+        time: of the census.
         runtimes: by name.
         used: the names of the registered environments' runtimes; what others have left does not count.
         stopping: says whether the gateway takes no more starts.
+
+    Attributes:
+        census: counts over the rows of all replicas, for metrics.
     """
 
     def __init__(
         self,
         repository: Repository,
         members: Members,
+        time: Timekeeper,
         runtimes: Mapping[str, Runtime],
         used: Iterable[str],
         stopping: Callable[[], bool],
     ) -> None:
         self._members = members
         self._stopping = stopping
+        self.census = Asked(lambda: repository.census.count(time.now_s()), fresh_s=FRESH_S, limit_s=DATABASE_LIMIT_S)
         self._database = Asked(repository.census.ping, fresh_s=FRESH_S, limit_s=DATABASE_LIMIT_S)
         self._surveys = {
             name: Asked(runtimes[name].survey, fresh_s=RUNTIME_FRESH_S, limit_s=RUNTIME_LIMIT_S)

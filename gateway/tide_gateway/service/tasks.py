@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tide_gateway import lifecycle
-from tide_gateway.asked import Asked
 from tide_gateway.committer import Committer
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import Task
@@ -42,8 +41,6 @@ DESTROY_GRACE_S = 2.0
 STOP_LIMIT_S = 60.0
 """All servers are destroyed in parallel within this; what is left then is found at the next start."""
 STOP_AT_ONCE = 64
-CENSUS_FRESH_S = 1.0
-CENSUS_LIMIT_S = 2.0
 
 
 class TaskService:
@@ -89,10 +86,7 @@ class TaskService:
         self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
         self._sweeper = Sweeper(self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s)
         used = (spec.runtime for spec in environments.values())
-        self.census = Asked(
-            lambda: repository.census.count(time.now_s()), fresh_s=CENSUS_FRESH_S, limit_s=CENSUS_LIMIT_S
-        )
-        self.readiness = Readiness(repository, self.members, runtimes, used, lambda: self._starts.stopping)
+        self.readiness = Readiness(repository, self.members, time, runtimes, used, lambda: self._starts.stopping)
         self._clock_sweeps = clock_sweeps
         self._loops: list[asyncio.Task[None]] = []
         self._stopped = False
