@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tide_gateway.asked import Asked
 from tide_gateway.members import Members
 from tide_gateway.repository import Repository
 from tide_gateway.runtimes import Runtime
+from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Readiness:
         members: know when the heartbeat has lapsed.
         time: of the census.
         runtimes: by name.
-        used: the names of the registered environments' runtimes; what others have left does not count.
+        environments: the registered ones, whose runtimes count; other runtimes only remove what was left.
         stopping: says whether the gateway takes no more starts.
 
     Attributes:
@@ -76,7 +77,7 @@ class Readiness:
         members: Members,
         time: Timekeeper,
         runtimes: Mapping[str, Runtime],
-        used: Iterable[str],
+        environments: Mapping[str, EnvironmentSpec],
         stopping: Callable[[], bool],
     ) -> None:
         self._members = members
@@ -85,7 +86,7 @@ class Readiness:
         self._database = Asked(repository.census.ping, fresh_s=FRESH_S, limit_s=DATABASE_LIMIT_S)
         self._surveys = {
             name: Asked(runtimes[name].survey, fresh_s=RUNTIME_FRESH_S, limit_s=RUNTIME_LIMIT_S)
-            for name in sorted(set(used))
+            for name in sorted({spec.runtime for spec in environments.values()})
         }
         self._said: list[str] = []
 

@@ -85,14 +85,16 @@ class TaskService:
         self._starts = Starts(self._registry, self.fleets, self._endings)
         self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
         self._sweeper = Sweeper(self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s)
-        used = (spec.runtime for spec in environments.values())
-        self.readiness = Readiness(repository, self.members, time, runtimes, used, lambda: self._starts.stopping)
+        self.readiness = Readiness(
+            repository, self.members, time, runtimes, environments, lambda: self._starts.stopping
+        )
         self._clock_sweeps = clock_sweeps
         self._loops: list[asyncio.Task[None]] = []
         self._stopped = False
         for name, spec in environments.items():
-            runtime = runtimes[spec.runtime]
-            self.fleets[name] = Fleet(spec, runtime, repository.instances, self.members, time, self._lost)
+            self.fleets[name] = Fleet(
+                spec, runtimes[spec.runtime], repository.instances, self.members, time, self._lost
+            )
 
     async def open(self) -> None:
         """Join the other replicas, or set right what the last one left; then begin to serve.
