@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tide_gateway.asked import Asked
 from tide_gateway.members import Members
 from tide_gateway.repository import Repository
 from tide_gateway.runtimes import Runtime
+from tide_gateway.service.starts import Starts
 from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
 
@@ -65,7 +66,7 @@ class Readiness:
         time: of the census.
         runtimes: by name.
         environments: the registered ones, whose runtimes count; other runtimes only remove what was left.
-        stopping: says whether the gateway takes no more starts.
+        starts: know whether the gateway takes no more of them.
 
     Attributes:
         census: counts over the rows of all replicas, for metrics.
@@ -78,10 +79,10 @@ class Readiness:
         time: Timekeeper,
         runtimes: Mapping[str, Runtime],
         environments: Mapping[str, EnvironmentSpec],
-        stopping: Callable[[], bool],
+        starts: Starts,
     ) -> None:
         self._members = members
-        self._stopping = stopping
+        self._starts = starts
         self.census = Asked(lambda: repository.census.count(time.now_s()), fresh_s=FRESH_S, limit_s=DATABASE_LIMIT_S)
         self._database = Asked(repository.census.ping, fresh_s=FRESH_S, limit_s=DATABASE_LIMIT_S)
         self._surveys = {
@@ -96,7 +97,7 @@ class Readiness:
         questions += [self._is_there(f"runtime {name}", survey) for name, survey in self._surveys.items()]
         database, *runtimes = await asyncio.gather(*questions)
         lapsed = self._members.lapsed(asyncio.get_running_loop().time())
-        parts = Parts(not self._stopping(), not lapsed, database, dict(zip(self._surveys, runtimes, strict=True)))
+        parts = Parts(not self._starts.stopping, not lapsed, database, dict(zip(self._surveys, runtimes, strict=True)))
         if parts.faults != self._said:
             self._said = parts.faults
             if parts.faults:

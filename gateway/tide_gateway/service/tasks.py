@@ -75,9 +75,7 @@ class TaskService:
         self.metrics = metrics or Metrics(environments)
         self.committer = Committer(CountingSink(repository, self.metrics))
         self.members = Members(this_replica(self.replica, time.now_s()), lease_s)
-        self._repository = repository
-        self._runtimes = runtimes
-        self._time = time
+        self._repository, self._runtimes, self._time = repository, runtimes, time
         self._registry = Registry(repository, self.committer, time, self.members, self.metrics)
         self._endings = Endings(self._registry, self.fleets)
         self._pauses = Pauses(self._registry, self._endings)
@@ -85,16 +83,13 @@ class TaskService:
         self._starts = Starts(self._registry, self.fleets, self._endings)
         self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
         self._sweeper = Sweeper(self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s)
-        self.readiness = Readiness(
-            repository, self.members, time, runtimes, environments, lambda: self._starts.stopping
-        )
+        self.readiness = Readiness(repository, self.members, time, runtimes, environments, self._starts)
         self._clock_sweeps = clock_sweeps
         self._loops: list[asyncio.Task[None]] = []
         self._stopped = False
         for name, spec in environments.items():
-            self.fleets[name] = Fleet(
-                spec, runtimes[spec.runtime], repository.instances, self.members, time, self._lost
-            )
+            runtime = runtimes[spec.runtime]
+            self.fleets[name] = Fleet(spec, runtime, repository.instances, self.members, time, self._lost)
 
     async def open(self) -> None:
         """Join the other replicas, or set right what the last one left; then begin to serve.
