@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,10 +19,12 @@ from tide_gateway.endpoints.browsers import refuse_strange_pages
 from tide_gateway.endpoints.calls import HELD
 from tide_gateway.endpoints.contract import PATHS, ContractApp, storage_failed
 from tide_gateway.endpoints.openapi import add_contract
+from tide_gateway.endpoints.operation import make_operation_router
 from tide_gateway.endpoints.page import add_page
 from tide_gateway.endpoints.sending import HeldSend
 from tide_gateway.endpoints.views import make_router
 from tide_gateway.load import Held, Load, LoadLimits
+from tide_gateway.log_lines import environment_worked_on, request_scope
 from tide_gateway.repository import StorageFailed
 from tide_gateway.scrubbing import scrub
 from tide_gateway.service.tasks import TaskService
@@ -31,6 +34,13 @@ from tide_sdk.errors import TideError
 log = logging.getLogger(__name__)
 
 TITLE = "TideRL environment gateway"
+_CALLS = {
+    ("POST", "/start"): "start",
+    ("POST", "/observation"): "turn",
+    ("POST", "/pause"): "pause",
+    ("POST", "/resume"): "resume",
+    ("POST", "/end"): "end",
+}
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "media_type"}
 
 
@@ -60,35 +70,46 @@ class GatewayApp:
         self, service: TaskService, owners: Owners, logs: Path | None = None, limits: LoadLimits | None = None
     ) -> None:
         self._owners = owners
+        self._metrics = service.metrics
         self._contract = ContractApp(service, owners)
         self._views = make_views(service, owners, logs)
         self.load = Load(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; what it holds is given back however it ends."""
+        """Answer a request, and count it; what it holds is given back however it ends."""
         if scope["type"] != "http":
             await self._views(scope, receive, send)
             return
+        request_scope.set(scope)
+        begun_s = perf_counter()
         held = scope[HELD] = Held(self.load)
-        try:
-            await self._answer(scope, receive, HeldSend(send, held))
-        finally:
-            held.leave()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route by path, once it is clear that no strange web page calls."""
+        sending = HeldSend(send, held)
+        self._metrics.num_in_flight += 1
         try:
             await refuse_strange_pages(scope, self._owners)
+            await (self._contract if scope["path"] in PATHS else self._views)(scope, receive, sending)
         except TideError as error:
-            await send_problem(send, error)
-            return
-        await (self._contract if scope["path"] in PATHS else self._views)(scope, receive, send)
+            await send_problem(sending, error)
+        finally:
+            held.leave()
+            self._metrics.num_in_flight -= 1
+            self._count(scope, sending.status, begun_s)
+
+    def _count(self, scope: Scope, status: int, begun_s: float) -> None:
+        path = scope["path"]
+        if path not in PATHS:
+            # A template, as /tasks/{task_id}: labels have no names of tasks, nor what somebody tries out.
+            path = getattr(scope.get("route"), "path", "other")
+        elif 200 <= status < 300 and (call := _CALLS.get((scope["method"], path))) is not None:
+            self._metrics.calls.of(call, environment_worked_on()).observe(perf_counter() - begun_s)
+        self._metrics.requests.add(path, status or "gone")
 
 
 def make_views(service: TaskService, owners: Owners, logs: Path | None = None) -> FastAPI:
     """The FastAPI application: views, OpenAPI of everything, problem+json for its errors."""
     # No redirects: behind a proxy with TLS they would lead out of it.
     app = FastAPI(title=TITLE, version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(make_operation_router(service, owners))
     app.include_router(make_router(service, owners, logs))
     app.include_router(make_accounts_router(owners))
     add_contract(app)

@@ -39,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, without a passphrase")
     levels = ["debug", "info", "warning", "error"]
     serve.add_argument("--log-level", choices=levels, default="info")
+    serve.add_argument("--log-format", choices=["text", "json"], default="text", help="json: one object a line")
     migrate = commands.add_parser("migrate", help="bring the database to this version's tables")
     migrate.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
     environments = commands.add_parser("environments", help="check environments.toml and print what it registers")
@@ -81,21 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     import asyncio
-    import logging
     import signal
 
-    from tide_gateway.scrubbing import ScrubbingFilter
+    from tide_gateway.log_lines import set_up_logging
     from tide_gateway.serve import serve
     from tide_gateway.serve_options import ServeOptions
     from tide_gateway.settings import load_settings
 
     settings = load_settings(arguments.config)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(ScrubbingFilter())
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    set_up_logging(arguments.log_level, arguments.log_format)
     options = ServeOptions(
         host=arguments.host,
         port=arguments.port,

@@ -24,9 +24,13 @@ from tide_gateway.database import Database, FileLock, StorageFailed, database_ur
 from tide_gateway.handshakes import tls_context
 from tide_gateway.hosting import make_runtimes
 from tide_gateway.keys import KeyStore
+from tide_gateway.log_lines import replica_name
+from tide_gateway.loop_lag import watch_lag
+from tide_gateway.metrics import Metrics
 from tide_gateway.private import data_folder, make_private_file
 from tide_gateway.repository import Repository
 from tide_gateway.repository.retention import RetentionRows
+from tide_gateway.runtimes.measured import MeasuredRuntime
 from tide_gateway.serve_options import ServeOptions, check_options
 from tide_gateway.service.retention import DAY_S, Retention
 from tide_gateway.service.tasks import TaskService
@@ -135,8 +139,11 @@ async def _run(
     await time.sync(database)
     time.not_before(seen_s)
     left = {row.runtime for row in await repository.instances.all()}
-    runtimes = await make_runtimes(settings, deployment, data, options.outlive_s, left)
-    service = TaskService(settings.environments, runtimes, repository, time)
+    metrics = Metrics(settings.environments)
+    made = await make_runtimes(settings, deployment, data, options.outlive_s, left)
+    runtimes = {kind: MeasuredRuntime(runtime, metrics) for kind, runtime in made.items()}
+    service = TaskService(settings.environments, runtimes, repository, time, metrics=metrics)
+    replica_name.set(service.replica)
     owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
     server = _make_server(GatewayApp(service, owners, data / "logs"), options, listener)
 
@@ -145,7 +152,10 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    beside = [asyncio.create_task(_keep_time(time, database), name="tide-time")]
+    beside = [
+        asyncio.create_task(_keep_time(time, database), name="tide-time"),
+        asyncio.create_task(watch_lag(metrics.lag.of().observe), name="tide-lag"),
+    ]
     stopping = asyncio.create_task(stop.wait(), name="tide-signals")
     retention = Retention(
         *(RetentionRows(database), repository.instances, blobs, data / "logs", time, options.retention_days * DAY_S),

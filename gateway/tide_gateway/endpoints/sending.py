@@ -25,14 +25,18 @@ class HeldSend:
     Args:
         send: uvicorn's.
         held: what the call holds.
+
+    Attributes:
+        status: of the answer that went out; 0 before.
     """
 
-    __slots__ = ("_held", "_send", "_start")
+    __slots__ = ("_held", "_send", "_start", "status")
 
     def __init__(self, send: Send, held: Held) -> None:
         self._send = send
         self._held = held
         self._start: MutableMapping[str, Any] | None = None
+        self.status = 0
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send one ASGI message; the head waits for the body, since it may turn out to be another."""
@@ -46,8 +50,10 @@ class HeldSend:
                 try:
                     self._held.hold(len(body))
                 except TideError as error:
+                    self.status = error.status
                     await send_problem(self._send, error)
                     return
+            self.status = start["status"]
             await self._send(start)
         if len(body) <= UNCOUNTED_BYTES:
             await self._send(message)

@@ -1,4 +1,4 @@
-"""The views: tasks, environments, capacity and health, as FastAPI routes."""
+"""The views: tasks, environments and capacity, as FastAPI routes."""
 
 from __future__ import annotations
 
@@ -67,13 +67,6 @@ class EnvironmentView(View):
     servers: list[ServerView] | None
 
 
-class HealthView(View):
-    """The gateway answers."""
-
-    status: str
-    replica: str
-
-
 def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None = None) -> APIRouter:
     """The routes of the views.
 
@@ -83,12 +76,6 @@ def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None 
         logs: the folder of the environment servers' log files, `NAME.log`; None where there is none.
     """
     router = APIRouter()
-
-    @router.get("/healthz", tags=["operation"])
-    async def healthz() -> HealthView:
-        """Whether the gateway answers; needs no key."""
-        return HealthView(status="ok", replica=service.replica)
-
     _add_tasks(router, service, owners)
     _add_environments(router, service, owners, logs)
     return router
