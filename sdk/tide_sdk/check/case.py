@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from tide_sdk.check.talk import Talk
 
 Run = Callable[["Talk"], Awaitable[None]]
-TEXT_OF_AN_ACTION = "hello"
+USUAL_ACTION: Mapping[str, Any] = {"role": "assistant", "content": "hello"}
+"""Where the author names none."""
 
 
 class Failed(Exception):
@@ -82,13 +83,13 @@ class Plan:
     environment: str = "check"
     task: dict[str, Any] | None = None
     split: str | None = None
-    actions: tuple[dict[str, Any], ...] = ({"role": "assistant", "content": TEXT_OF_AN_ACTION},)
-    end_actions: tuple[dict[str, Any], ...] = ()
-    slow_action: dict[str, Any] | None = None
+    actions: tuple[Mapping[str, Any], ...] = (USUAL_ACTION,)
+    end_actions: tuple[Mapping[str, Any], ...] = ()
+    slow_action: Mapping[str, Any] | None = None
     max_tasks: int = 64
     timeout_s: float = 60.0
 
     def action(self, text: str | None = None) -> dict[str, Any]:
         """The usual action; with other words in it where `text` is given."""
-        action = self.actions[0]
-        return dict(action) if text is None else action | {"content": text}
+        action = dict(self.actions[0])
+        return action if text is None else action | {"content": text}

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from tide_sdk import codec
@@ -178,7 +178,7 @@ async def _walk(talk: Talk) -> list[dict[str, Any]]:
     return seen
 
 
-async def _take_twice(talk: Talk, task: Task, action: dict[str, Any]) -> dict[str, Any]:
+async def _take_twice(talk: Talk, task: Task, action: Mapping[str, Any]) -> dict[str, Any]:
     body = talk.action_of(task, action)
     observed = await talk.act(task, action)
     same(expect(await talk.send("POST", "/observation", body), 200).data, observed, f"turn {body['turn']} repeated")

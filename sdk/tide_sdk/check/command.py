@@ -146,7 +146,7 @@ def _subject(arguments: argparse.Namespace) -> Subject:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    from tide_sdk.check.case import Plan
+    from tide_sdk.check.case import USUAL_ACTION, Plan
 
     for name in ("timeout_s", "total_s", "boot_s"):
         if not getattr(arguments, name) > 0:
@@ -157,7 +157,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if task is not None and not isinstance(task, dict):
         raise ServeError("--task must be a JSON object")
     slow = arguments.slow_action
-    actions = tuple(_action("--action", text) for text in arguments.action) or Plan.actions
+    actions = tuple(_action("--action", text) for text in arguments.action) or (USUAL_ACTION,)
     return Plan(
         environment=arguments.environment,
         task=cast("dict[str, Any] | None", task),

@@ -91,6 +91,8 @@ async def _run(case: Case, talk: Talk, limit_s: float) -> Result:
         failure = str(error)
     except TimeoutError:
         failure = f"not over within {limit_s:g} s"
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        failure = f"an answer lacks what the check looks for: {type(error).__name__}: {error}"
     exchanges = talk.exchanges
     try:
         async with asyncio.timeout(limit_s):
