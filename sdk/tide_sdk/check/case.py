@@ -70,7 +70,7 @@ class Plan:
     """What the author says about the environment, so that any can be driven.
 
     Attributes:
-        environment: the name that starts carry.
+        environment: the name that starts carry; None takes the server's own, as a gateway does.
         task: parameters of each start.
         split: data split of each start.
         actions: assistant messages that do not end the task; the first is the usual one.
@@ -80,7 +80,7 @@ class Plan:
         timeout_s: seconds that a check, and each of its calls, may take.
     """
 
-    environment: str = "check"
+    environment: str | None = None
     task: dict[str, Any] | None = None
     split: str | None = None
     actions: tuple[Mapping[str, Any], ...] = (USUAL_ACTION,)

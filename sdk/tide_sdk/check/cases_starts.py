@@ -38,6 +38,19 @@ async def answer_of_start(talk: Talk) -> None:
             raise Failed(f"POST /start: the clock {name} does not add up: {clock}")
 
 
+@case("start.optional", CALLS, "What a start may leave out may be absent or null.")
+async def optional(talk: Talk) -> None:
+    """As a gateway sends it, with all five limits and without a seed; and with nulls."""
+    body = talk.start_body(kind="eval", limits={name.value: 1.5 * 3600 + 60 for name in ClockName})
+    del body["seed"]
+    talk.begun(body, await talk.send("POST", "/start", body))
+    nothing = talk.start_body(seed=None, limits=None, attempt=0, kind="train")
+    nothing |= {name: nothing.get(name) for name in ("task", "split")}
+    task = talk.begun(nothing, await talk.send("POST", "/start", nothing))
+    for path, field in (("/pause", "epoch"), ("/resume", "epoch"), ("/end", "reason")):
+        expect(await talk.send("POST", path, {"task_id": task.task_id, field: None}), 200)
+
+
 @case("start.repeat", KEYS, "A repeated start with the same key returns the first answer, also after turns.")
 async def repeat(talk: Talk) -> None:
     """In the words of the first call, and with its fields in another order."""
@@ -155,4 +168,4 @@ def _full(answer: Answer) -> None:
         raise Failed(f"{answer.call}: 429 without the header Retry-After")
 
 
-CASES = (answer_of_start, repeat, join, key_conflict, keys, attempt, full)
+CASES = (answer_of_start, optional, repeat, join, key_conflict, keys, attempt, full)

@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         "--token-file", type=Path, metavar="FILE", help="file with the bearer token that the server asks for"
     )
     drive = parser.add_argument_group("the environment", "JSON, @FILE with JSON in it, or, for a message, its words")
-    drive.add_argument("--environment", default="check", metavar="NAME", help="name that starts carry (default: check)")
+    drive.add_argument("--environment", metavar="NAME", help="name that starts carry (default: as GET /health says)")
     drive.add_argument("--task", metavar="JSON", help="parameters of each start")
     drive.add_argument("--split", help="data split of each start")
     drive.add_argument(

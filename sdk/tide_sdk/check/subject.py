@@ -37,11 +37,13 @@ class Subject(Protocol):
         url: `http(s)://host:port[/prefix]` or `unix:/path`, as it is now.
         client: calls to it.
         token: what it asks for as a bearer token, "" for nothing.
+        environment: what it says that it serves.
     """
 
     url: str
     client: HttpClient
     token: str
+    environment: str
 
     async def open(self) -> None:
         """Start it where it does not run yet, and wait until it is healthy.
@@ -94,13 +96,14 @@ class Reached:
     def __init__(self, url: str, boot_s: float, token: str = "", pid: int = 0) -> None:
         self.url = url
         self.token = token
+        self.environment = ""
         self.client = _client(url, token)
         self._boot_s = boot_s
         self._pid = pid
 
     async def open(self) -> None:
         """Wait until it is healthy; see `Subject.open`."""
-        await until_healthy(self.client, self._boot_s, _nothing)
+        self.environment = (await until_healthy(self.client, self._boot_s, _nothing)).environment
 
     async def kill(self) -> None:
         """Kill the process that was named; see `Subject.kill`."""
@@ -144,6 +147,7 @@ class Launched:
     def __init__(self, command: Sequence[str], boot_s: float, capacity: int, token: str = "") -> None:
         self.url = ""
         self.token = token
+        self.environment = ""
         self._command = tuple(command)
         self._boot_s = boot_s
         self._capacity = capacity
@@ -177,7 +181,7 @@ class Launched:
         self.url = f"unix:{uds}" if with_socket else f"http://127.0.0.1:{port}"
         self.client = _client(self.url, self.token)
         try:
-            await until_healthy(self.client, self._boot_s, self._check_alive)
+            self.environment = (await until_healthy(self.client, self._boot_s, self._check_alive)).environment
         except Unreachable as error:
             raise Unreachable(f"{error}{self.last_words()}") from error
 
@@ -229,8 +233,8 @@ class Launched:
             raise Unreachable(f"the command ended with exit code {process.returncode} before it was healthy")
 
 
-async def until_healthy(client: HttpClient, limit_s: float, check: Callable[[], None]) -> None:
-    """Wait until the server answers `GET /health` as the contract says.
+async def until_healthy(client: HttpClient, limit_s: float, check: Callable[[], None]) -> HealthResponse:
+    """Wait until the server answers `GET /health` as the contract says, and give the answer.
 
     Args:
         client: calls to it.
@@ -248,8 +252,7 @@ async def until_healthy(client: HttpClient, limit_s: float, check: Callable[[], 
                 try:
                     response = await client.request("GET", "/health", timeout_s=limit_s)
                     words = f"GET /health answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
-                    HealthResponse.model_validate_json(response.body)
-                    return
+                    return HealthResponse.model_validate_json(response.body)
                 except TransportError as error:
                     words = str(error)
                 except ValidationError:

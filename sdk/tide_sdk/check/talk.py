@@ -125,7 +125,8 @@ class Talk:
         """A start as the plan has it, with a key of its own."""
         self._num_keys += 1
         plan = self.plan
-        known = {"environment": plan.environment, "key": f"{self._prefix}/{self._num_keys}", "seed": 1}
+        name = self.subject.environment if plan.environment is None else plan.environment
+        known = {"environment": name, "key": f"{self._prefix}/{self._num_keys}", "seed": 1}
         known |= {} if plan.task is None else {"task": plan.task}
         known |= {} if plan.split is None else {"split": plan.split}
         return known | fields
