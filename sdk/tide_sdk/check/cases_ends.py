@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from tide_sdk.check.answers import expect, refused, same
 from tide_sdk.check.case import Failed, Skipped, case
-from tide_sdk.check.cases_pauses import CLOCKS, END, LIMIT_S, in_state, under_way
+from tide_sdk.check.cases_pauses import CLOCKS, END, LIMIT_S, SLOW, in_state, under_way
 from tide_sdk.check.talk import Talk, Task
 from tide_sdk.clocks import TaskState
 
@@ -17,6 +18,8 @@ LATE_S = 10.0
 """Seconds after its limit in which a clock must have ended the task."""
 _POLL_S = 0.1
 _TURN_PAUSE_S = 0.3
+_SHORT_S = 0.2
+_SLOW_S = 0.9
 
 
 @case("clock.counts", CLOCKS, "idle and turn begin anew with each turn, active adds up.")
@@ -65,10 +68,14 @@ async def active(talk: Talk) -> None:
 @case("clock.turn", CLOCKS, "A turn that takes longer than its clock is 504 turn_expired, then 410; no reward.")
 async def turn(talk: Talk) -> None:
     """The slow action under a short limit."""
-    async with under_way(talk, limits={"turn": 0.2}) as (task, call):
+    begun_s = time.monotonic()
+    async with under_way(talk, limits={"turn": _SHORT_S}) as (task, call):
         answer = await call
+        took_s = time.monotonic() - begun_s
+        if answer.status == 200 and took_s < _SLOW_S:
+            raise Skipped(f"the slow action was too quick: {SLOW}")
         if answer.status == 200:
-            raise Skipped("the slow action ended before the clock did: it must take a second or more")
+            raise Failed(f"an action that took {took_s:.1f} s was answered under a turn limit of {_SHORT_S:g} s")
         refused(answer, "turn_expired")
         again = talk.action_of(task, talk.plan.slow_action)
         for number in (0, 1):
