@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CAPACITY = 8
 """Tasks that a server which this command starts is asked to hold."""
+COMMAND_BOOT_S = 60.0
+URL_BOOT_S = 10.0
 INTERRUPTED = 130
 
 
@@ -59,7 +61,8 @@ def add_parser(subparsers: Any) -> None:
     which.add_argument("--max-tasks", type=int, default=64, metavar="N", help="tasks at once at most (64)")
     which.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="for each check (60)")
     which.add_argument("--total-s", type=float, default=900.0, metavar="S", help="for all checks together (900)")
-    which.add_argument("--boot-s", type=float, default=60.0, metavar="S", help="until the server is healthy (60)")
+    boot = "until the server is healthy (60 for a command, 10 for a URL)"
+    which.add_argument("--boot-s", type=float, metavar="S", help=boot)
     out = parser.add_argument_group("the results")
     out.add_argument("--json", type=Path, metavar="FILE", help="write them as JSON")
     out.add_argument("--junit", type=Path, metavar="FILE", help="write them as JUnit XML")
@@ -96,10 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case]) -> list[Result]:
-    from tide_sdk.check.report import row, summary, write_json, write_junit
+    from tide_sdk.check.report import HEAD, row, summary, write_json, write_junit
     from tide_sdk.check.run import run_checks
 
     colour = sys.stdout.isatty()
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")  # servers say what no terminal's encoding has
     this = asyncio.current_task()
     assert this is not None
     with contextlib.suppress(NotImplementedError):  # no loop handlers on Windows; there nobody sends SIGTERM either
@@ -107,14 +113,14 @@ async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case
     subject = _subject(arguments)
     try:
         await subject.open()
-        print(f"checking {subject.url}", flush=True)
+        print(f"{subject.environment} at {subject.url}\n\n{HEAD}", flush=True)
         url = subject.url
         results = await run_checks(
             subject, plan, cases, arguments.total_s, lambda result: print(row(result, colour), flush=True)
         )
     finally:
         await subject.aclose()
-    print(summary(results), flush=True)
+    print(f"\n{summary(results)}", flush=True)
     try:
         if arguments.json is not None:
             write_json(arguments.json, url, results)
@@ -139,17 +145,18 @@ def _subject(arguments: argparse.Namespace) -> Subject:
     elif command:
         raise ServeError("give the URL of a server or a command that starts one, not both")
     if not command:
-        return Reached(arguments.url, arguments.boot_s, token, arguments.pid)
+        return Reached(arguments.url, arguments.boot_s or URL_BOOT_S, token, arguments.pid)
     if arguments.pid:
         raise ServeError("--pid is for a server at a URL; one that this command starts is killed without it")
-    return Launched(command, arguments.boot_s, min(CAPACITY, arguments.max_tasks), token)
+    return Launched(command, arguments.boot_s or COMMAND_BOOT_S, min(CAPACITY, arguments.max_tasks), token)
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     from tide_sdk.check.case import USUAL_ACTION, Plan
 
     for name in ("timeout_s", "total_s", "boot_s"):
-        if not getattr(arguments, name) > 0:
+        given = getattr(arguments, name)
+        if given is not None and not given > 0:
             raise ServeError(f"--{name.replace('_', '-')} must be above 0")
     if arguments.max_tasks < 1:
         raise ServeError("--max-tasks must be at least 1")

@@ -16,13 +16,18 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+HEAD = f"{'':<4}  {'check':<21}  detail"
+"""The table's first line."""
+
+
 def row(result: Result, colour: bool) -> str:
     """One line of the table, and below it what a failed check heard last."""
     mark = _MARKS[result.result]
     if colour:
         mark = f"{_COLOURS[result.result]}{mark}\x1b[0m"
     case = result.case
-    line = f"{mark}  {case.name:<21}  {_plain(result.detail) or case.says}"
+    detail = _plain(result.detail).replace("\n", " ")
+    line = f"{mark}  {case.name:<21}  {detail or case.says}"
     if result.result != "fail":
         return line
     exchanges = "\n".join(exchange for exchange in result.exchanges)

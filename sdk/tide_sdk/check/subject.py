@@ -176,7 +176,8 @@ class Launched:
                     start_new_session=True,
                 )
         except (OSError, ValueError) as error:
-            raise Unreachable(f"the command cannot be started: {error}") from error
+            words = f"the command cannot be started: {error} (a URL begins with http://, https:// or unix:)"
+            raise Unreachable(words) from error
         with_socket = any("{uds}" in word for word in self._command)
         self.url = f"unix:{uds}" if with_socket else f"http://127.0.0.1:{port}"
         self.client = _client(self.url, self.token)
