@@ -69,7 +69,7 @@ async def check(subject, name):
 
 @pytest.mark.parametrize(("fault", "name"), FAULTS.items())
 async def test_a_fault_fails_the_check_that_is_about_it(uvicorn_server, monkeypatch, fault, name):
-    monkeypatch.setattr(cases_ends, "LATE_S", 1.0)
+    monkeypatch.setattr(cases_ends, "LATE_S", 0.5)
     async with uvicorn_server(SmallServer(fault)) as url:
         (found,) = await check(Reached(url, 10.0), name)
     assert (found.case.name, found.result) == (name, "fail")

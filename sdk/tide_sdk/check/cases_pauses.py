@@ -19,7 +19,7 @@ SLOW = "name an action that takes a second or more with --slow-action"
 END = "name the actions that end a task with --end-action"
 LIMIT_S = 1.0
 """Of the clocks that must not run out while paused."""
-PAUSED_S = 2.5
+PAUSED_S = 2.0
 _SETTLE_S = 0.2
 _POLL_S = 0.02
 _POLLS = 200
