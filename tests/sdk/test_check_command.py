@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import signal
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import small_environment
+from small_environment import SmallServer
 
 from tide_sdk import cli
 from tide_sdk.check.case import Plan
 from tide_sdk.check.run import ALL, run_checks, select
-from tide_sdk.check.subject import Reached
+from tide_sdk.check.subject import Reached, Unreachable
 from tide_sdk.environment import Environment, Start, Step
 from tide_sdk.server import EnvironmentServer
 
@@ -173,6 +175,52 @@ async def test_a_server_at_a_url_is_killed_by_its_pid_once_and_found_again(tmp_p
         await subject.aclose()
     assert first.returncode == -signal.SIGKILL
     assert [(found.case.name, found.result) for found in results] == [("kill.lost", "pass"), ("kill.stop", "skip")]
+
+
+@pytest.fixture
+def certificate(tmp_path) -> Path:
+    """Of localhost, signed by itself, with its key."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, day = ec.generate_private_key(ec.SECP256R1()), datetime.timedelta(1)
+    now = datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "localhost")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
+    signed = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "localhost.pem").write_bytes(private + signed.public_bytes(pem))
+    return tmp_path / "localhost.pem"
+
+
+class Guarded(SmallServer):
+    """Asks for a key."""
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http" and (b"authorization", b"Bearer sesame") not in scope["headers"]:
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}"})
+        else:
+            await super().__call__(scope, receive, send)
+
+
+async def test_a_server_with_tls_and_a_token_is_checked_like_any_other(uvicorn_server, certificate, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    async with uvicorn_server(Guarded(), ssl_certfile=str(certificate)) as url:
+        secure = url.replace("http://127.0.0.1", "https://localhost")
+        stranger = Reached(secure, 0.3)
+        with pytest.raises(Unreachable, match="answered 401"):
+            await stranger.open()
+        await stranger.aclose()
+        subject = Reached(secure, 10.0, token="sesame")
+        await subject.open()
+        names = ["http", "errors.too_large", "turn.dropped", "turn.repeat"]
+        results = await run_checks(subject, Plan(), select(names), 60.0, lambda _result: None)
+        await subject.aclose()
+    assert [(found.case.name, found.detail) for found in results if found.result != "pass"] == []
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])

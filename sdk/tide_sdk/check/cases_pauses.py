@@ -158,7 +158,7 @@ async def under_way(talk: Talk, **fields: Any) -> AsyncGenerator[tuple[Task, asy
         yield task, call
     finally:
         call.cancel()
-        await asyncio.wait((call,))
+        await asyncio.gather(call, return_exceptions=True)
 
 
 CASES = (states, epochs, turns, clocks, timers, acting)

@@ -10,6 +10,7 @@ from tide_sdk import codec
 from tide_sdk.check.answers import expect, parse, refused, same
 from tide_sdk.check.case import Failed, Skipped, case
 from tide_sdk.check.cases_http import CALLS, connect
+from tide_sdk.check.cases_pauses import under_way
 from tide_sdk.check.talk import Talk, Task
 from tide_sdk.wire import ObservationResponse
 
@@ -119,6 +120,25 @@ async def _plainly(talk: Talk, task: Task) -> None:
     await talk.act(task)
 
 
+@case(
+    "turn.acting",
+    ONCE,
+    "While a turn is under way, the same one joins it, another message is 409, and so is the next turn.",
+)
+async def acting(talk: Talk) -> None:
+    """And the caller that waits may go away: the action goes on."""
+    async with under_way(talk) as (task, call):
+        body = talk.action_of(task, talk.plan.slow_action)
+        refused(await talk.send("POST", "/observation", body | {"message": talk.plan.action("else")}), "turn_conflict")
+        refused(await talk.send("POST", "/observation", body | {"turn": 1}), "turn_order")
+        call.cancel()
+        joined = await talk.send("POST", "/observation", body)
+    observed = talk.took(task, joined)
+    same(expect(await talk.send("POST", "/observation", body), 200).data, observed, "the slow turn repeated")
+    account = await talk.end(task)
+    same(account["turns"], 1, "the account's turns and the turns that were taken")
+
+
 @case("turn.conflict", ONCE, "The same turn with another message is 409 turn_conflict.")
 async def conflict(talk: Talk) -> None:
     """While it is the last turn; its answer stays."""
@@ -191,4 +211,4 @@ def _without_clocks(observed: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in observed.items() if name != "clocks"}
 
 
-CASES = (answer_of_turn, latest, repeat, concurrent, dropped, conflict, numbers, order, older, every_state)
+CASES = (answer_of_turn, latest, repeat, concurrent, dropped, acting, conflict, numbers, order, older, every_state)
