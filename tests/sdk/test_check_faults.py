@@ -11,8 +11,9 @@ from small_environment import SmallServer
 
 from tide_sdk.check import cases_ends
 from tide_sdk.check.case import Plan
+from tide_sdk.check.launched import Launched
 from tide_sdk.check.run import run_checks, select
-from tide_sdk.check.subject import Launched, Reached
+from tide_sdk.check.subject import Reached
 
 PLAN = Plan(
     actions=tuple({"role": "assistant", "content": words} for words in ("hello", "image", "large")),
@@ -48,14 +49,17 @@ FAULTS = {
     "errors_are_html": "http.content_type",
     "closes_connections": "http.keep_alive",
     "no_codes": "errors.problem",
+    "no_allow": "errors.method",
     "unknown_fields_pass": "errors.unknown_field",
     "any_media_type": "errors.media_type",
     "any_size": "errors.too_large",
 }
 FAULTS_OF_A_PROCESS = {
+    "blocks_while_acting": "health.acting",
     "same_incarnation": "kill.lost",
     "keeps_lost_tasks": "kill.lost",
     "ignores_sigterm": "kill.stop",
+    "dies_of_sigterm": "kill.stop",
 }
 
 
@@ -78,7 +82,7 @@ async def test_a_fault_fails_the_check_that_is_about_it(uvicorn_server, monkeypa
 
 
 @pytest.mark.parametrize(("fault", "name"), FAULTS_OF_A_PROCESS.items())
-async def test_a_fault_of_a_process_fails_the_check_that_kills_it(tmp_path, monkeypatch, fault, name):
+async def test_a_fault_of_a_process_fails_the_check_that_is_about_it(tmp_path, monkeypatch, fault, name):
     monkeypatch.setattr("tide_sdk.check.cases_kills.STOP_S", 1.0)
     program = str(Path(small_environment.__file__))
     command = [sys.executable, program, "--uds", "{uds}", "--state", str(tmp_path / "state"), fault]

@@ -11,7 +11,7 @@ import asyncio
 import json
 import secrets
 import signal
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -25,7 +25,7 @@ from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
 from tide_sdk.wire import EndRequest, EpochRequest, ObservationRequest, StartRequest
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 class SmallServer:
@@ -55,6 +55,7 @@ class SmallServer:
             status, data = error.status, problem if "no_codes" not in self.faults else problem | {"title": ""}
             kind = b"text/html" if "errors_are_html" in self.faults else b"application/problem+json"
             headers += [(b"retry-after", b"1")] if status == 429 else []
+            headers += [(b"allow", error.extra["allow"].encode())] if "allow" in error.extra else []
         headers += [(b"connection", b"close")] if "closes_connections" in self.faults else []
         body = codec.dumps(data)
         headers += [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
@@ -68,7 +69,8 @@ class SmallServer:
         if path not in routes:
             raise TideError("not_found", "no such endpoint")
         if method not in routes[path]:
-            raise TideError("method_not_allowed", f"{path} takes {routes[path]}")
+            allow = {} if "no_allow" in self.faults else {"allow": routes[path].replace(" ", ", ")}
+            raise TideError("method_not_allowed", f"{path} takes {routes[path]}", **allow)
         if path == "/health":
             live = sum(episode.state not in (*OVER, TaskState.DONE) for episode in self.episodes.values())
             health = {"contract": 1, "environment": "small", "capacity": self.capacity, "tasks": live}
@@ -182,8 +184,10 @@ async def main() -> None:
     config = uvicorn.Config(app, uds=arguments.uds, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     if "ignores_sigterm" in arguments.faults:
-        server.capture_signals = suppress  # type: ignore[method-assign]
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif "dies_of_sigterm" not in arguments.faults:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, setattr, server, "should_exit", True)
+    server.capture_signals = nullcontext  # uvicorn would die of the signal once it has stopped
     await server.serve()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import unicodedata
 from typing import Any
 
@@ -134,7 +135,12 @@ class Episode:
         content = message.get("content") or ""
         words = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         info = {"effects": self.effects}
-        await asyncio.sleep(SLOW_S if words == "slow" else 0.02 if "stops_with_its_caller" in self.faults else 0)
+        if words == "slow" and "blocks_while_acting" in self.faults:
+            time.sleep(SLOW_S)
+        elif words == "slow":
+            await asyncio.sleep(SLOW_S)
+        else:
+            await asyncio.sleep(0.02 if "stops_with_its_caller" in self.faults else 0)
         said = unicodedata.normalize("NFC", words) if "composes_text" in self.faults else words[:100_000]
         parts: Any = f"You said: {said}"
         if words == "image":

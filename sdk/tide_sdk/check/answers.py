@@ -60,16 +60,18 @@ def expect(answer: Answer, status: int | Sequence[int], code: str = "") -> Answe
 
 
 def refused(answer: Answer, code: str, field: str = "") -> Answer:
-    """The answer, after a look that it is the error `code`, naming `field` where one is given.
+    """The answer, after a look that it is the error `code`, naming `field` (or a part of it) where one is given.
 
     Raises:
         Failed: it is another answer.
     """
     expect(answer, CODES[code][0], code)
-    named = answer.fields.get("field")
-    words = str(answer.fields.get("detail", ""))
-    if field and named != field and field not in words:
-        raise Failed(f"{answer.call}: the error names {named!r} and not the field {field!r}")
+    if field:
+        named, detail = str(answer.fields.get("field")), str(answer.fields.get("detail"))
+        if named != field and not named.startswith(f"{field}."):
+            raise Failed(f"{answer.call}: the error's field is {named} and not {field}")
+        if not detail.startswith(named):
+            raise Failed(f"{answer.call}: the error's detail does not begin with its field {named}: {detail[:80]}")
     return answer
 
 

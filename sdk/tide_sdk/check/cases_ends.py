@@ -8,7 +8,7 @@ from typing import Any
 
 from tide_sdk.check.answers import expect, refused, same
 from tide_sdk.check.case import Failed, Skipped, case
-from tide_sdk.check.cases_pauses import CLOCKS, END, LIMIT_S, SLOW, in_state, under_way
+from tide_sdk.check.cases_pauses import CLOCKS, END, LIMIT_S, SLOW, SLOW_S, in_state, under_way
 from tide_sdk.check.talk import Talk, Task
 from tide_sdk.clocks import TaskState
 
@@ -19,7 +19,6 @@ LATE_S = 10.0
 _POLL_S = 0.1
 _TURN_PAUSE_S = 0.3
 _SHORT_S = 0.2
-_SLOW_S = 0.9
 
 
 @case("clock.counts", CLOCKS, "idle and turn begin anew with each turn, active adds up.")
@@ -72,7 +71,7 @@ async def turn(talk: Talk) -> None:
     async with under_way(talk, limits={"turn": _SHORT_S}) as (task, call):
         answer = await call
         took_s = time.monotonic() - begun_s
-        if answer.status == 200 and took_s < _SLOW_S:
+        if answer.status == 200 and took_s < SLOW_S:
             raise Skipped(f"the slow action was too quick: {SLOW}")
         if answer.status == 200:
             raise Failed(f"an action that took {took_s:.1f} s was answered under a turn limit of {_SHORT_S:g} s")

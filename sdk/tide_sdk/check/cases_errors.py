@@ -24,7 +24,9 @@ _MALFORMED = {
     "a list": b"[]",
     "a string": b'"task"',
     "bytes that are not UTF-8": b'{"task_id": "\xff\xfe"}',
+    "begun with a byte order mark": b'\xef\xbb\xbf{"task_id": "x"}',
     "NaN": b'{"task_id": NaN}',
+    "a number beyond a double": b'{"task_id": 1e999}',
     "two values": b"{} {}",
 }
 
@@ -64,13 +66,14 @@ async def no_route(talk: Talk) -> None:
     expect(await talk.send("GET", "/no-such-endpoint"), 404)
 
 
-@case("errors.method", ERRORS, "An endpoint that does not take the method is 405 method_not_allowed.")
-async def method(talk: Talk) -> None:
+@case("errors.method", ERRORS, "A method that an endpoint does not take is 405 method_not_allowed, with Allow.")
+async def methods(talk: Talk) -> None:
     """GET where POST belongs, and the other way round."""
-    for path in ("/start", "/pause", "/resume", "/end"):
-        refused(await talk.send("GET", path), "method_not_allowed")
-    refused(await talk.send("POST", "/health", {}), "method_not_allowed")
-    refused(await talk.send("DELETE", "/observation?task_id=x"), "method_not_allowed")
+    calls = [("GET", path, "POST") for path in ("/start", "/pause", "/resume", "/end")]
+    for method, path, allowed in (*calls, ("POST", "/health", "GET"), ("DELETE", "/observation?task_id=x", "GET")):
+        answer = refused(await talk.send(method, path), "method_not_allowed")
+        if allowed not in answer.response.headers.get("allow", ""):
+            raise Failed(f"{answer.call}: 405 without the header Allow: {allowed}")
 
 
 @case("errors.media_type", ERRORS, "A body that is not sent as application/json is 415 media_type.")
@@ -211,7 +214,7 @@ CASES = (
     problem,
     unknown_task,
     no_route,
-    method,
+    methods,
     media_type,
     malformed,
     unknown_field,

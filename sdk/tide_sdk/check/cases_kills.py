@@ -55,7 +55,7 @@ async def lost(talk: Talk) -> None:
     await talk.act(new)
 
 
-@case("kill.stop", CALLS, "The server ends on SIGTERM, also with a task and an open connection.", kills=True)
+@case("kill.stop", CALLS, "SIGTERM ends the server with exit code 0, also with a task and a connection.", kills=True)
 async def stop(talk: Talk) -> None:
     """And it comes up again where the command is run again."""
     await talk.start()
@@ -64,8 +64,9 @@ async def stop(talk: Talk) -> None:
         await connection.read()
         code = await talk.subject.terminate(STOP_S)
     talk.forget_tasks()
-    talk.notes.append(f"exit code {code}")
     await talk.subject.restart()
+    if code != 0:
+        raise Failed(f"SIGTERM ended it with exit code {code} and not 0")
     await talk.health()
 
 

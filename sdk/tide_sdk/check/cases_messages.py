@@ -16,8 +16,8 @@ from tide_sdk.check.cases_http import CALLS
 from tide_sdk.check.cases_turns import ONCE
 from tide_sdk.check.talk import Talk, Task
 
-LARGE_BYTES = 15 * 1024 * 1024
-"""Of an action: the contract promises 16 MiB a body."""
+LARGE_BYTES = 31 * 1024 * 1024
+"""Of an action: what came to a gateway with 16 MiB may be longer when it is written anew, up to 32 MiB."""
 LARGE_OBSERVATION_BYTES = 256 * 1024
 ECHO = "tide-check-echo:"
 TEXTS = {
@@ -105,38 +105,28 @@ async def forms(talk: Talk) -> None:
         await talk.end(task)
 
 
-@case(
-    "message.surrogate",
-    CALLS,
-    "Half a surrogate pair, which UTF-8 cannot carry, is refused or answered as JSON that can be read.",
-)
+@case("message.surrogate", CALLS, "Half a surrogate pair, which UTF-8 cannot carry, is refused.")
 async def surrogate(talk: Talk) -> None:
     """As an escape, in an action and in a key; the task goes on."""
     task = await talk.start()
     body = codec.dumps(talk.action_of(task, "HALF")).replace(b"HALF", b"half \\ud83d of it")
-    answer = await talk.send("POST", "/observation", body=body)
-    if answer.status == 422:
-        await talk.act(task)
-    else:
-        talk.took(task, answer)
-    start = talk.start_body()
-    spoilt = codec.dumps(start | {"key": "HALF"}).replace(b"HALF", b"\\ude80")
-    answer = expect(await talk.send("POST", "/start", body=spoilt), (201, 422))
-    if answer.status == 201:
-        talk.begun(start, answer)
+    refused(await talk.send("POST", "/observation", body=body), "invalid")
+    spoilt = codec.dumps(talk.start_body(key="HALF")).replace(b"HALF", b"\\ude80")
+    refused(await talk.send("POST", "/start", body=spoilt), "invalid")
+    await talk.act(task)
 
 
-@case("message.large", CALLS, "A body may have 16 MiB.")
+@case("message.large", CALLS, "A server takes bodies of up to 32 MiB.")
 async def large(talk: Talk) -> None:
-    """Actions of 1 MiB and of 15 MiB, and each of them repeated."""
-    for num_bytes in (1024 * 1024, LARGE_BYTES):
-        task = await talk.start()
-        body = talk.action_of(task, "\N{LATIN SMALL LETTER E WITH ACUTE}" * (num_bytes // 2))
-        observed = talk.took(task, await talk.send("POST", "/observation", body))
-        same(expect(await talk.send("POST", "/observation", body), 200).data, observed, "a large turn repeated")
-        body["message"]["content"] += "."
-        refused(await talk.send("POST", "/observation", body), "turn_conflict")
-        await talk.end(task)
+    """An action of 1 MiB, with a repeat and a conflict, and one of 31 MiB."""
+    task = await talk.start()
+    body = talk.action_of(task, "\N{LATIN SMALL LETTER E WITH ACUTE}" * (512 * 1024))
+    observed = talk.took(task, await talk.send("POST", "/observation", body))
+    same(expect(await talk.send("POST", "/observation", body), 200).data, observed, "a large turn repeated")
+    body["message"]["content"] += "."
+    refused(await talk.send("POST", "/observation", body), "turn_conflict")
+    await talk.end(task)
+    await talk.act(await talk.start(), "x" * LARGE_BYTES)
 
 
 @case("observation.large", CALLS, "A large observation comes whole, and the same each time.")

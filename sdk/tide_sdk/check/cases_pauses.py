@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from tide_sdk.check.answers import Answer, expect, refused, same
 from tide_sdk.check.case import Failed, Skipped, case
+from tide_sdk.check.cases_http import CALLS
 from tide_sdk.check.talk import Talk, Task
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.wire import MAX_EPOCH, EpochResponse
@@ -20,6 +22,8 @@ END = "name the actions that end a task with --end-action"
 LIMIT_S = 1.0
 """Of the clocks that must not run out while paused."""
 PAUSED_S = 2.0
+SLOW_S = 0.9
+"""An action that takes less is not a slow one."""
 _SETTLE_S = 0.2
 _POLL_S = 0.02
 _POLLS = 200
@@ -129,6 +133,16 @@ async def acting(talk: Talk) -> None:
     await talk.act(task)
 
 
+@case("health.acting", CALLS, "GET /health answers while environments act.")
+async def health_acting(talk: Talk) -> None:
+    """A gateway kills a server that does not."""
+    async with under_way(talk) as (task, call):
+        await talk.health()
+        if call.done():
+            raise Failed("GET /health was answered only after the action: a gateway takes such a server for dead")
+        talk.took(task, await call)
+
+
 @contextlib.asynccontextmanager
 async def under_way(talk: Talk, **fields: Any) -> AsyncGenerator[tuple[Task, asyncio.Task[Answer]]]:
     """A new task whose slow action is under way, and the call that waits for it.
@@ -139,16 +153,17 @@ async def under_way(talk: Talk, **fields: Any) -> AsyncGenerator[tuple[Task, asy
 
     Raises:
         Skipped: no slow action is known, or it was too quick.
-        Failed: the turn clock does not run while the environment acts.
+        Failed: the server answers nothing, or the turn clock does not run, while the environment acts.
     """
     if talk.plan.slow_action is None:
         raise Skipped(SLOW)
     task = await talk.start(**fields)
+    begun_s = time.monotonic()
     call = asyncio.create_task(talk.send("POST", "/observation", talk.action_of(task, talk.plan.slow_action)))
     try:
         for _ in range(_POLLS):
             if call.done():
-                raise Skipped(f"the slow action was too quick: {SLOW}")
+                raise _over_already(time.monotonic() - begun_s)
             shown = expect(await talk.get(task.task_id), 200).data
             if shown["clocks"]["turn"]["consumed_s"] > 0:
                 break
@@ -161,4 +176,11 @@ async def under_way(talk: Talk, **fields: Any) -> AsyncGenerator[tuple[Task, asy
         await asyncio.gather(call, return_exceptions=True)
 
 
-CASES = (states, epochs, turns, clocks, timers, acting)
+def _over_already(took_s: float) -> Failed | Skipped:
+    if took_s < SLOW_S:
+        return Skipped(f"the slow action was too quick: {SLOW}")
+    late = "GET /observation was answered only afterwards, or the clock turn stood still"
+    return Failed(f"nothing was seen of an action that took {took_s:.1f} s: {late}")
+
+
+CASES = (health_acting, states, epochs, turns, clocks, timers, acting)

@@ -10,6 +10,7 @@ from tide_sdk.check.case import Failed, Skipped, case
 from tide_sdk.check.cases_http import CALLS
 from tide_sdk.check.talk import Talk, Task
 from tide_sdk.clocks import ClockName
+from tide_sdk.wire import MAX_KEY_CHARS
 
 KEYS = "Keys and attempts"
 CAPACITY = "Capacity"
@@ -53,15 +54,17 @@ async def optional(talk: Talk) -> None:
 
 @case("start.repeat", KEYS, "A repeated start with the same key returns the first answer, also after turns.")
 async def repeat(talk: Talk) -> None:
-    """In the words of the first call, and with its fields in another order."""
+    """In the words of the first call, with its fields in another order, and with what it left out as the defaults."""
     body = talk.start_body(seed=5)
     first = await talk.send("POST", "/start", body)
     task = talk.begun(body, first)
     same(first.data, (await talk.send("POST", "/start", body)).data, "a repeated start")
     await talk.act(task)
-    reordered = dict(reversed(list(body.items())))
-    again = expect(await talk.send("POST", "/start", reordered), 201)
-    same(first.data, again.data, "a start repeated after a turn")
+    reordered = dict(reversed(body.items()))
+    defaults = {"attempt": 0, "kind": "train", "limits": None} | {name: body.get(name) for name in ("task", "split")}
+    for again in (reordered, body | defaults):
+        answer = expect(await talk.send("POST", "/start", again), 201)
+        same(first.data, answer.data, "a start repeated after a turn")
 
 
 @case("start.join", KEYS, "Starts with the same key at the same time are one start.")
@@ -88,11 +91,11 @@ async def key_conflict(talk: Talk) -> None:
     await talk.act(task)
 
 
-@case("start.keys", KEYS, "Keys are compared exactly.")
+@case("start.keys", KEYS, "A key has up to 512 characters, and keys are compared exactly.")
 async def keys(talk: Talk) -> None:
-    """Two that look alike but are not the same, one after the other, are two tasks."""
+    """Two that look alike but are not the same are two tasks; characters are counted, not bytes."""
     composed = "caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{CJK UNIFIED IDEOGRAPH-7A0E}\U0001f33b"
-    longest = "k" * 400 + composed
+    longest = "\U0001f33b" * MAX_KEY_CHARS
     seen: dict[str, str] = {}
     for key in (
         composed,
@@ -164,8 +167,9 @@ async def full(talk: Talk) -> None:
 
 def _full(answer: Answer) -> None:
     refused(answer, "capacity")
-    if "retry-after" not in answer.response.headers:
-        raise Failed(f"{answer.call}: 429 without the header Retry-After")
+    retry_after_s = answer.fields.get("retry_after_s")
+    if "retry-after" not in answer.response.headers or not isinstance(retry_after_s, int | float):
+        raise Failed(f"{answer.call}: 429 without the header Retry-After, or without retry_after_s")
 
 
 CASES = (answer_of_start, optional, repeat, join, key_conflict, keys, attempt, full)

@@ -132,7 +132,8 @@ async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case
 
 
 def _subject(arguments: argparse.Namespace) -> Subject:
-    from tide_sdk.check.subject import Launched, Reached
+    from tide_sdk.check.launched import Launched
+    from tide_sdk.check.subject import Reached
 
     command = list(arguments.command)
     if command[:1] == ["--"]:
