@@ -6,7 +6,6 @@ import argparse
 import keyword
 import re
 import sys
-from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +82,8 @@ def write(folder: Path, name: str) -> None:
         ServeError: there is something in the folder.
         OSError: it cannot be written.
     """
+    from importlib import metadata, resources  # here: `tide-env serve` shall not wait for them
+
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise ServeError(f"{folder} is not empty; nothing was written. Give another folder with --path")

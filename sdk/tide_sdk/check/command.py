@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import signal
@@ -75,6 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ServeError: wrong use, or there is no server.
     """
+    # Here and not above: `tide-env serve` shall not wait for these imports.
+    import asyncio
+
     from tide_sdk.check.run import select
     from tide_sdk.check.subject import Unreachable
 
@@ -99,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case]) -> list[Result]:
+    import asyncio
+
     from tide_sdk.check.report import HEAD, row, summary, write_json, write_junit
     from tide_sdk.check.run import run_checks
 
