@@ -40,11 +40,12 @@ class Committer:
         self.num_groups = 0
         self.num_changes = 0
 
-    async def commit(self, change: Change) -> None:
-        """Return when the change is on disk. A cancelled caller's change is committed nevertheless.
+    def commit(self, change: Change) -> asyncio.Future[None]:
+        """What is done when the change is on disk; it fails with `Conflict` where the stored row is newer.
+
+        The change is committed even if the future is cancelled.
 
         Raises:
-            Conflict: the stored row is newer.
             TideError: too many changes wait.
         """
         if len(self._waiting) >= MAX_WAITING:
@@ -53,7 +54,7 @@ class Committer:
         self._waiting.append((change, done))
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="tide-commit")
-        await done
+        return done
 
     async def close(self) -> None:
         """Wait until everything that waits is committed."""

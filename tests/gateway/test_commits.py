@@ -85,7 +85,7 @@ async def test_what_waits_together_is_committed_together(repository):
 async def test_a_caller_that_goes_away_does_not_lose_its_change(repository):
     (task,) = await add(repository, 1)
     committer = Committer(repository)
-    caller = asyncio.create_task(committer.commit(next_of(task)))
+    caller = committer.commit(next_of(task))
     await asyncio.sleep(0)
     caller.cancel()
     await committer.close()

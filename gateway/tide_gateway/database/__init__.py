@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -27,6 +26,7 @@ from tide_gateway.database.backend import Backend, Verdict, Wire
 from tide_gateway.database.errors import DatabaseError, OutcomeUnknown, StorageFailed
 from tide_gateway.database.postgres import PostgreSQL, Timeouts, check_postgres
 from tide_gateway.database.sqlite import FileLock, SQLite, check_sqlite
+from tide_gateway.database.threads import Threads
 
 __all__ = [
     "Database",
@@ -188,7 +188,7 @@ class _Side:
         self._engine: Engine = backend.make_engine(reads=reads)
         name = "tide-sql-read" if reads else "tide-sql-write"
         threads = num_threads or (backend.num_readers if reads else backend.num_writers)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = Threads(threads, name)
         self._guard = threading.Lock()
         self._calls: set[_Call] = set()
         self._thread = threading.local()
@@ -200,10 +200,10 @@ class _Side:
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
         call = _Call(time.monotonic() + self._backend.deadline_s)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call, fn)
+        return await self._threads.run(lambda: self._run(call, fn))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True)
+        self._threads.close()
         self._closed.set()
         for connection in self._held:
             connection.close()

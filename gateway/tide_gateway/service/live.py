@@ -204,7 +204,7 @@ class Registry:
             raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
         after = bumped(after)
         change = Change(after, first=first, intent=intent, result=result, events=events)
-        write = asyncio.ensure_future(self.committer.commit(change))
+        write = self.committer.commit(change)
         try:
             await asyncio.shield(write)
         except asyncio.CancelledError:
