@@ -103,6 +103,29 @@ async def test_the_queue_is_bounded_and_waiting_counts_to_the_deadline(socket_se
         assert [(await first).status, (await second).status] == [200, 200]
 
 
+async def test_each_call_of_a_connection_has_its_own_deadline(socket_server, read_request):
+    num_connections = 0
+
+    async def handler(reader, writer):
+        nonlocal num_connections
+        num_connections += 1
+        while head := (await read_request(reader))[0]:
+            if b"/silent" in head:
+                await reader.read()
+            await asyncio.sleep(0.1 if b"/slow" in head else 0.0)
+            writer.write(ANSWER)
+
+    async with socket_server(handler) as url, LeanClient(url, max_in_flight=1) as client:
+        # The first call's timer goes off during the second, which has more time.
+        assert (await client.request("GET", "/", timeout_s=0.05)).status == 200
+        assert (await client.request("GET", "/slow", timeout_s=30.0)).status == 200
+        assert num_connections == 1
+        with pytest.raises(DeadlineExceeded):
+            await client.request("GET", "/silent", timeout_s=0.05)
+        assert (await client.request("GET", "/", timeout_s=30.0)).status == 200
+        assert num_connections == 2
+
+
 async def test_a_cancelled_or_late_call_gives_its_place_back(socket_server, read_request):
     arrived = asyncio.Event()
 
@@ -131,8 +154,9 @@ async def test_a_cancelled_or_late_call_gives_its_place_back(socket_server, read
 async def test_a_handed_over_place_is_not_lost_with_its_taker():
     client = LeanClient("http://127.0.0.1:1", max_in_flight=1)
     loop = asyncio.get_running_loop()
-    await client._acquire(loop)
-    waiters = [asyncio.create_task(client._acquire(loop)) for _ in range(2)]
+    due_s = loop.time() + 60
+    await client._acquire(loop, due_s)
+    waiters = [asyncio.create_task(client._acquire(loop, due_s)) for _ in range(2)]
     await asyncio.sleep(0)
     client._release()  # hands the place to the first, which is cancelled before it runs again
     waiters[0].cancel()
