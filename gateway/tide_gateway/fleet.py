@@ -155,6 +155,11 @@ class Fleet:
             raise Vanished(str(error)) from error
         return server
 
+    def at_hand(self, name: str) -> Server | None:
+        """The server that an instance's row names, if it is reached already."""
+        server = self.servers.get(name)
+        return None if server is None or server.exited.is_set() else server
+
     async def reach(self, name: str) -> Server:
         """The server that an instance's row names. The caller sets the deadline.
 
@@ -162,8 +167,7 @@ class Fleet:
             EnvironmentLost: it is gone, or was restarted.
         """
         while True:
-            server = self.servers.get(name)
-            if server is not None and not server.exited.is_set():
+            if (server := self.at_hand(name)) is not None:
                 return server
             row = await self.rows.get(name)
             if row is None or row.state is InstanceState.GONE:
@@ -274,14 +278,9 @@ class Fleet:
             runtime=self.spec.runtime,
             replica=self._members.me.name,
             state=InstanceState.LAUNCHING,
-            version=0,
             slot=slot,
             capacity=self.spec.tasks_per_server,
-            served=0,
-            incarnation="",
-            place="",
             created_s=self._time.now_s(),
-            detail="",
         )
 
     async def _attach(self, row: Instance) -> Server:

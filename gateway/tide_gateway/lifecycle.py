@@ -13,7 +13,7 @@ Source: TideRL appendix B.1 (start, observation, pause, resume, end).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -34,9 +34,9 @@ OPEN = frozenset({TaskState.STARTING, TaskState.WAITING, TaskState.ACTING, TaskS
 _BUSY = frozenset({TaskState.ACTING, TaskState.PAUSING})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Task:
-    """One task as stored.
+    """One task as stored. Without slots, so that the next row is made by one copy (`_with`).
 
     Attributes:
         turn: number of the next action; equal to the number of turns answered.
@@ -129,27 +129,31 @@ def is_busy(task: Task) -> bool:
     return task.state in _BUSY
 
 
+def _with(task: Task, **changes: Any) -> Task:
+    """`dataclasses.replace`, which for so many fields costs more than all else that a turn decides."""
+    after = object.__new__(Task)
+    after.__dict__.update(task.__dict__, **changes)
+    return after
+
+
 def _move(task: Task, state: TaskState, now_s: float, *, new_turn: bool = False, **changes: Any) -> Task:
     if state in (TaskState.WAITING, TaskState.ENDED):
         changes.setdefault("worker", "")  # nothing is in flight any more
-    clocks = enter(task.clocks, state, now_s, new_turn=new_turn)
-    paused_since_s = now_s if state is TaskState.PAUSED else None
-    return replace(task, state=state, clocks=clocks, paused_since_s=paused_since_s, **changes)
+    changes |= {"state": state, "paused_since_s": now_s if state is TaskState.PAUSED else None}
+    return _with(task, clocks=enter(task.clocks, state, now_s, new_turn=new_turn), **changes)
 
 
 def refusal(task: Task) -> TideError:
     """The error of a call that needs an open task, for a task that is done, ending or ended."""
     if task.state is TaskState.DONE:
         return TideError("state_conflict", "the task is done; read its account with /end", state=task.state.value)
-    outcome = task.outcome
-    if outcome is None:
+    if (outcome := task.outcome) is None:
         return TideError("ended", "the task has ended")
     if outcome.reason == SUPERSEDED and task.detail != SUPERSEDED:
         return stale(task)
     shown = outcome.model_dump(exclude_none=True)
-    if outcome.kind == "expired" and outcome.clock is not None:
-        clock = outcome.clock.value
-        return TideError("expired", f"the task's {clock} clock has expired", clock=clock, outcome=shown)
+    if outcome.kind == "expired" and (clock := outcome.clock) is not None:
+        return TideError("expired", f"the task's {clock} clock has expired", clock=clock.value, outcome=shown)
     if outcome.kind == "expired":
         return TideError("expired", f"the operator's cap {outcome.reason} has passed", outcome=shown)
     why = f"{outcome.kind} ({outcome.reason})" if outcome.reason else outcome.kind
@@ -163,7 +167,7 @@ def stale(task: Task) -> TideError:
 
 def taken_over(task: Task, worker: str) -> Task:
     """The same task, for which `worker` now has something in flight; "" where all has been done."""
-    return replace(task, worker=worker)
+    return _with(task, worker=worker)
 
 
 def started(task: Task, peer_task: str, now_s: float) -> Task:
@@ -222,7 +226,7 @@ def pause(task: Task, epoch: int | None, now_s: float, worker: str = "") -> Task
         return _move(task, TaskState.PAUSED, now_s, epoch=newest, worker=worker)
     if task.state is TaskState.ACTING:
         return _move(task, TaskState.PAUSING, now_s, epoch=newest)
-    return task if newest == task.epoch else replace(task, epoch=newest)
+    return task if newest == task.epoch else _with(task, epoch=newest)
 
 
 def resume(task: Task, epoch: int | None, now_s: float) -> Task:
@@ -238,7 +242,7 @@ def resume(task: Task, epoch: int | None, now_s: float) -> Task:
         return _move(task, TaskState.WAITING, now_s, epoch=newest)
     if task.state is TaskState.PAUSING:
         return _move(task, TaskState.ACTING, now_s, epoch=newest)
-    return task if newest == task.epoch else replace(task, epoch=newest)
+    return task if newest == task.epoch else _with(task, epoch=newest)
 
 
 def _settled(task: Task, epoch: int | None) -> bool:
@@ -266,12 +270,12 @@ def released(task: Task, account: tuple[float | None, Mapping[str, Any]] | None,
         now_s: the moment.
         detail: why there is no account.
     """
-    reward, metrics = account if account is not None else (None, {})
+    reward, metrics = account or (None, {})
+    if task.state is TaskState.DONE and account is None:
+        lost = Outcome(kind="failed", reason="environment_lost")
+        return _with(task, released=True, outcome=lost, detail=detail, reward=None, worker="")
     if task.state is TaskState.DONE:
-        if account is None:
-            lost = Outcome(kind="failed", reason="environment_lost")
-            return replace(task, released=True, outcome=lost, detail=detail, reward=None, worker="")
-        return replace(task, released=True, reward=reward, metrics=metrics, worker="")
+        return _with(task, released=True, reward=reward, metrics=metrics, worker="")
     outcome = task.outcome
     # An environment that never answered says nothing about the agent, whatever sum it had so far.
     failed = outcome is not None and (outcome.kind == "failed" or outcome.clock in (ClockName.START, ClockName.TURN))
@@ -293,4 +297,4 @@ def read_out(task: Task, now_s: float) -> Task:
 
 def bumped(task: Task) -> Task:
     """The task as the next version of its row."""
-    return replace(task, version=task.version + 1)
+    return _with(task, version=task.version + 1)

@@ -116,13 +116,13 @@ class LeanClient:
         data = self._encode(method, path, body, headers)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
+        due_s = loop.time() + limit_s
         try:
-            async with asyncio.timeout(limit_s):
-                await self._acquire(loop)
-                try:
-                    return await self._exchange(data, idempotent, loop)
-                finally:
-                    self._release()
+            await self._acquire(loop, due_s)
+            try:
+                return await self._exchange(data, idempotent, loop, due_s)
+            finally:
+                self._release()
         except TimeoutError as error:
             raise DeadlineExceeded(f"{method} {self.base_url}{path} took longer than {limit_s} s") from error
 
@@ -170,16 +170,14 @@ class LeanClient:
     def _encode(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(path) is None:
             raise ValueError(f"not a request that can be sent: {method!r} {path!r}")
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}"
-        if headers:
-            head += _header_lines(headers)
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}{_header_lines(headers)}"
         if body is None:
             return (head + ("\r\n" if method == "GET" else "Content-Length: 0\r\n\r\n")).encode("latin-1")
         if not headers or not any(name.lower() == "content-type" for name in headers):
             head += "Content-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
 
-    async def _acquire(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _acquire(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         if self._closed:
             raise ConnectFailed("the client is closed")
         if self._free_slots > 0:
@@ -189,12 +187,13 @@ class LeanClient:
             raise QueueFull(f"{self._max_waiting} calls to {self.base_url} wait already")
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = None
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if self._waiters.pop(waiter, waiter) is waiter and waiter.done() and not waiter.cancelled():
-                self._release()  # the slot had just been handed over: pass it on
-            raise
+        async with asyncio.timeout_at(due_s):
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if self._waiters.pop(waiter, waiter) is waiter and waiter.done() and not waiter.cancelled():
+                    self._release()  # the slot had just been handed over: pass it on
+                raise
 
     def _release(self) -> None:
         while self._waiters:
@@ -204,13 +203,13 @@ class LeanClient:
                 return
         self._free_slots += 1
 
-    async def _exchange(self, data: bytes, idempotent: bool, loop: asyncio.AbstractEventLoop) -> Response:
+    async def _exchange(self, data: bytes, idempotent: bool, loop: asyncio.AbstractEventLoop, due_s: float) -> Response:
         while True:
-            connection = self._take_idle(loop.time()) or await self._connect(loop)
+            connection = self._take_idle(loop.time()) or await self._connect(loop, due_s)
             reused = connection.num_requests > 0
             self._busy.add(connection)
             try:
-                response = await connection.begin(data, self._max_body_bytes, loop)
+                response = await connection.begin(data, self._max_body_bytes, loop, due_s)
             except Disconnected:
                 # A server may close a kept-alive connection at the moment at which a request goes out.
                 if not (idempotent and reused and connection.untouched) or self._closed:
@@ -238,17 +237,18 @@ class LeanClient:
                 return connection
         return None
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
-        try:
-            if self._dial is not None:
-                connection = await self._dial()
-            elif self._uds:
-                _, connection = await loop.create_unix_connection(Connection, self._uds)
-            else:
-                # proto given by the host lookup: asyncio and uvloop then set TCP_NODELAY.
-                _, connection = await loop.create_connection(Connection, self._host, self._port)
-        except OSError as error:
-            raise ConnectFailed(f"cannot connect to {self.base_url}: {error}") from error
+    async def _connect(self, loop: asyncio.AbstractEventLoop, due_s: float) -> Connection:
+        async with asyncio.timeout_at(due_s):
+            try:
+                if self._dial is not None:
+                    connection = await self._dial()
+                elif self._uds:
+                    _, connection = await loop.create_unix_connection(Connection, self._uds)
+                else:
+                    # proto given by the host lookup: asyncio and uvloop then set TCP_NODELAY.
+                    _, connection = await loop.create_connection(Connection, self._host, self._port)
+            except OSError as error:
+                raise ConnectFailed(f"cannot connect to {self.base_url}: {error}") from error
         if self._closed or not connection.open:
             connection.close()
             raise ConnectFailed(f"{self.base_url} closed the connection at once")

@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         idle_since_s: loop time of the last answer.
     """
 
-    __slots__ = ("_answer", "_parser", "idle_since_s", "num_requests", "transport")
+    __slots__ = ("_answer", "_due_s", "_parser", "_timer", "_timer_s", "idle_since_s", "num_requests", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -49,6 +49,9 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._parser: ResponseParser | None = None
         self._answer: asyncio.Future[Response] | None = None
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop once."""
@@ -78,6 +81,9 @@ class Connection(asyncio.Protocol):
         transport, self.transport = self.transport, None
         if transport is not None:
             transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         parser, answer = self._parser, self._answer
         if parser is None or answer is None or answer.done():
             return
@@ -96,12 +102,18 @@ class Connection(asyncio.Protocol):
         """True if no byte of the present answer has arrived."""
         return self._parser is None or not self._parser.started
 
-    def begin(self, data: bytes, max_body_bytes: int, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Response]:
-        """Write a request; the future gives its answer."""
+    def begin(
+        self, data: bytes, max_body_bytes: int, loop: asyncio.AbstractEventLoop, due_s: float
+    ) -> asyncio.Future[Response]:
+        """Write a request; the future gives its answer, or `TimeoutError` at the loop's time `due_s`."""
         assert self.transport is not None
         self.num_requests += 1
         self._parser = ResponseParser(max_body_bytes)
         self._answer = loop.create_future()
+        self._due_s = due_s
+        # One timer lasts for many calls: when it goes off it looks how long the present one still has.
+        if self._timer is None or self._timer_s > due_s:
+            self._arm(loop)
         self.transport.write(data)
         return self._answer
 
@@ -114,3 +126,18 @@ class Connection(asyncio.Protocol):
         """Close at once, dropping what is not yet written."""
         if self.transport is not None:
             self.transport.abort()
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = self._due_s
+        self._timer = loop.call_at(self._due_s, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._answer is None or self._answer.done():
+            return
+        if loop.time() < self._due_s:
+            self._arm(loop)
+        else:
+            self._answer.set_exception(TimeoutError())

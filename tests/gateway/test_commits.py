@@ -14,7 +14,7 @@ from tide_gateway.committer import Committer
 from tide_gateway.database import open_database
 from tide_gateway.deadlines import due_s
 from tide_gateway.members import this_replica
-from tide_gateway.repository import Conflict, Repository
+from tide_gateway.repository import Conflict, Repository, StorageFailed
 from tide_gateway.rows import Change, Event, Intent
 from tide_gateway.specs import DEFAULT_LIMITS
 
@@ -82,14 +82,50 @@ async def test_what_waits_together_is_committed_together(repository):
     await committer.close()
 
 
+async def test_a_change_that_waited_for_too_long_is_not_written(monkeypatch):
+    groups, begun, goes_on = [], asyncio.Event(), asyncio.Event()
+
+    class SlowSink:
+        async def apply(self, changes):
+            groups.append(changes)
+            begun.set()
+            await goes_on.wait()
+            return [None] * len(changes)
+
+    committer = Committer(SlowSink())
+    first = committer.commit(next_of(new(0)))
+    async with asyncio.timeout(10):
+        await begun.wait()
+        late = committer.commit(next_of(new(1)))
+        monkeypatch.setattr("tide_gateway.committer.MAX_WAIT_S", -1.0)  # as if the first group had taken so long
+        goes_on.set()
+        with pytest.raises(StorageFailed, match="waited"):
+            await late
+        await first
+        await committer.close()
+    assert [len(changes) for changes in groups] == [1]
+
+
 async def test_a_caller_that_goes_away_does_not_lose_its_change(repository):
     (task,) = await add(repository, 1)
     committer = Committer(repository)
-    caller = asyncio.create_task(committer.commit(next_of(task)))
+    heard = []
+
+    async def call():
+        outcome = committer.commit(next_of(task))
+        try:
+            await outcome
+        finally:
+            heard.append(outcome.exception())
+
+    caller = asyncio.create_task(call())
     await asyncio.sleep(0)
     caller.cancel()
-    await committer.close()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert heard == [None]
     assert (await repository.task("t000")).state == "waiting"
+    await committer.close()
 
 
 async def test_the_sweeps_query_uses_the_index(repository):

@@ -103,6 +103,23 @@ async def test_the_queue_is_bounded_and_waiting_counts_to_the_deadline(socket_se
         assert [(await first).status, (await second).status] == [200, 200]
 
 
+async def test_each_call_of_a_connection_has_its_own_deadline(socket_server, read_request):
+    connections = []
+
+    async def handler(reader, writer):
+        connections.append(writer)
+        while head := (await read_request(reader))[0]:
+            await (reader.read() if b"/silent" in head else asyncio.sleep(0.1 if b"/slow" in head else 0.0))
+            writer.write(ANSWER)
+
+    async with socket_server(handler) as url, LeanClient(url, max_in_flight=1) as client:
+        for path, limit_s in (("/", 0.05), ("/slow", 30.0)):  # the first one's timer goes off in the second
+            assert (await client.request("GET", path, timeout_s=limit_s)).status == 200
+        with pytest.raises(DeadlineExceeded):
+            await client.request("GET", "/silent", timeout_s=0.05)
+        assert len(connections) == 1
+
+
 async def test_a_cancelled_or_late_call_gives_its_place_back(socket_server, read_request):
     arrived = asyncio.Event()
 
@@ -131,8 +148,9 @@ async def test_a_cancelled_or_late_call_gives_its_place_back(socket_server, read
 async def test_a_handed_over_place_is_not_lost_with_its_taker():
     client = LeanClient("http://127.0.0.1:1", max_in_flight=1)
     loop = asyncio.get_running_loop()
-    await client._acquire(loop)
-    waiters = [asyncio.create_task(client._acquire(loop)) for _ in range(2)]
+    due_s = loop.time() + 60
+    await client._acquire(loop, due_s)
+    waiters = [asyncio.create_task(client._acquire(loop, due_s)) for _ in range(2)]
     await asyncio.sleep(0)
     client._release()  # hands the place to the first, which is cancelled before it runs again
     waiters[0].cancel()

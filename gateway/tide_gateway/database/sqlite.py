@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from tide_gateway.database.backend import Backend, Verdict, Wire
 from tide_gateway.database.errors import DatabaseError
+from tide_gateway.database.statements import driver_of
 
 BUSY_TIMEOUT_S = 10.0
 SYNCHRONOUS = ("normal", "full")
@@ -77,7 +78,8 @@ class SQLite(Backend):
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
             # Readers see one snapshot, the writer takes the lock before it reads.
-            connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+            with driver_of(connection) as driver:
+                driver.execute("BEGIN" if reads else "BEGIN IMMEDIATE")
 
         return engine
 

@@ -58,8 +58,7 @@ class Endings:
             await self.expire_if_overdue(live)
             if lifecycle.is_open(live.task):
                 reason = request.reason or "ended by the caller"
-                outcome = Outcome(kind="aborted", reason=reason)
-                await self.begin(live, outcome, detail=reason)
+                await self.begin(live, Outcome(kind="aborted", reason=reason), detail=reason)
             elif not live.task.released and live.task.worker == self._registry.me:
                 self.release(live)
 
@@ -161,6 +160,10 @@ class Endings:
         if live.releasing is None or live.releasing.done():
             live.releasing = self._registry.spawn(self._release(live), f"tide-release-{live.task.task_id}")
 
+    def at_hand(self, task: Task) -> Server | None:
+        """The task's environment server, if it is reached already."""
+        return self._fleets[task.environment].at_hand(task.instance) if self.hosts(task) else None
+
     async def reach(self, task: Task) -> Server:
         """The task's environment server.
 
@@ -207,8 +210,7 @@ class Endings:
 
     async def _release(self, live: Live) -> None:
         account: tuple[float | None, Mapping[str, object]] | None = None
-        detail = ""
-        limit_s = live.task.clocks[ClockName.END].limit_s
+        detail, limit_s = "", live.task.clocks[ClockName.END].limit_s
         fleet = self._fleets.get(live.task.environment)
         try:
             account = await self._say_end(live, limit_s)
@@ -224,8 +226,8 @@ class Endings:
                 return  # another replica took it over
             now_s = self._registry.time.now_s()
             after = lifecycle.released(live.task, account, now_s, detail)
-            kind = "ended" if after.state is TaskState.ENDED else "released"
-            await self._registry.commit(live, after, events=(Event(kind, now_s, detail),))
+            event = Event("ended" if after.state is TaskState.ENDED else "released", now_s, detail)
+            await self._registry.commit(live, after, events=(event,))
             self._released_s.setdefault(after.environment, deque(maxlen=4096)).append(now_s)
 
         await self._registry.decide(live, released)
@@ -235,10 +237,9 @@ class Endings:
 
     async def _say_end(self, live: Live, limit_s: float) -> tuple[float | None, Mapping[str, object]]:
         """Tell the environment server, and read the account."""
-        task = live.task
+        task, peer_task = live.task, live.task.peer_task
         async with asyncio.timeout(limit_s):
             server = await self.reach(task)
-            peer_task = task.peer_task
             while self.freezes(task):
                 try:
                     await self.freeze(task, server, frozen=False)
