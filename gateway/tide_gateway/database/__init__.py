@@ -23,6 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tide_gateway.database.backend import Backend, Verdict, Wire
+from tide_gateway.database.bulk import RowStatement, write_rows
 from tide_gateway.database.errors import DatabaseError, OutcomeUnknown, StorageFailed
 from tide_gateway.database.postgres import PostgreSQL, Timeouts, check_postgres
 from tide_gateway.database.sqlite import FileLock, SQLite, check_sqlite
@@ -33,11 +34,13 @@ __all__ = [
     "DatabaseError",
     "FileLock",
     "OutcomeUnknown",
+    "RowStatement",
     "StorageFailed",
     "Timeouts",
     "database_url",
     "open_database",
     "sqlite_url",
+    "write_rows",
 ]
 
 T = TypeVar("T")

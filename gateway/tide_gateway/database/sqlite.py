@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 
 from tide_gateway.database.backend import Backend, Verdict, Wire
+from tide_gateway.database.bulk import driver_of
 from tide_gateway.database.errors import DatabaseError
 
 BUSY_TIMEOUT_S = 10.0
@@ -68,7 +69,8 @@ class SQLite(Backend):
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
             # Readers see one snapshot, the writer takes the lock before it reads.
-            connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+            with driver_of(connection) as driver:
+                driver.execute("BEGIN" if reads else "BEGIN IMMEDIATE")
 
         return engine
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import Connection, Table, bindparam, insert, update
 
 from tide_gateway.blobs import BlobStore
+from tide_gateway.database import RowStatement, write_rows
 from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
 from tide_gateway.rows import Change, all_columns, mutable_columns, storable
 
@@ -17,25 +18,29 @@ _MUTABLE = (
     "turn_consumed_s", "active_consumed_s", "end_consumed_s", "instance", "peer_task", "released", "reward",
     "outcome", "metrics", "detail",
 )  # fmt: skip
-_TASK_UPDATE = (
-    update(TaskRow.__table__)  # type: ignore[arg-type]
-    .where(TaskRow.task_id == bindparam("b_task_id"), TaskRow.version == bindparam("b_version"))
-    .values({name: bindparam(name) for name in _MUTABLE})
-)
-_TASK_INSERT = insert(TaskRow.__table__)  # type: ignore[arg-type]
-_START_INSERT = insert(StartRow.__table__)  # type: ignore[arg-type]
-_TURN_INSERT = insert(TurnRow.__table__)  # type: ignore[arg-type]
-_EVENT_INSERT = insert(EventRow.__table__)  # type: ignore[arg-type]
-_START_UPDATE = (
-    update(StartRow.__table__)  # type: ignore[arg-type]
-    .where(StartRow.task_id == bindparam("b_task_id"))
-    .values(answer=bindparam("answer"))
-)
-_TURN_UPDATE = (
-    update(TurnRow.__table__)  # type: ignore[arg-type]
-    .where(TurnRow.task_id == bindparam("b_task_id"), TurnRow.turn == bindparam("b_turn"))
-    .values(answer=bindparam("answer"), answered_s=bindparam("answered_s"))
-)
+
+
+def _insert(table: Any, *without: str, once: bool = False) -> RowStatement:
+    assert isinstance(table, Table)
+    values = {column.name: bindparam(column.name) for column in table.columns if column.name not in without}
+    return RowStatement(insert(table).values(values).inline(), once=once)
+
+
+def _update(table: Any, key: Mapping[str, str], names: Sequence[str]) -> RowStatement:
+    """`key` names the parameter of each column by which a row is found."""
+    assert isinstance(table, Table)
+    statement = update(table).values({name: bindparam(name) for name in names})
+    return RowStatement(statement.where(*(table.c[name] == bindparam(parameter) for name, parameter in key.items())))
+
+
+_TASK_UPDATE = _update(TaskRow.__table__, {"task_id": "b_task_id", "version": "b_version"}, _MUTABLE)
+_TASK_INSERT = _insert(TaskRow.__table__)
+_START_INSERT = _insert(StartRow.__table__)
+# Who is too late with an action finds the other's here, which must not hide that its row is stale.
+_TURN_INSERT = _insert(TurnRow.__table__, once=True)
+_EVENT_INSERT = _insert(EventRow.__table__, "id")
+_START_UPDATE = _update(StartRow.__table__, {"task_id": "b_task_id"}, ["answer"])
+_TURN_UPDATE = _update(TurnRow.__table__, {"task_id": "b_task_id", "turn": "b_turn"}, ["answer", "answered_s"])
 
 
 class Stale(Exception):
@@ -51,20 +56,23 @@ def write_group(connection: Connection, changes: Sequence[Change], blobs: BlobSt
     new = [change for change in changes if change.request is not None]
     # In one order for all replicas: two groups that hold the same rows wait for each other, and never in a circle.
     old = sorted((change for change in changes if change.request is None), key=lambda change: change.after.task_id)
-    if new:
-        connection.execute(_TASK_INSERT, [all_columns(change.after) for change in new])
-        rows = [{"task_id": c.after.task_id, "request": blobs.put(c.request or b""), "answer": None} for c in new]
-        connection.execute(_START_INSERT, rows)
-    if old:
-        updates = [
-            mutable_columns(c.after) | {"b_task_id": c.after.task_id, "b_version": c.after.version - 1} for c in old
-        ]
-        if connection.execute(_TASK_UPDATE, updates).rowcount != len(old):
+    starts = [{"task_id": c.after.task_id, "request": blobs.put(c.request or b""), "answer": None} for c in new]
+    updates = [mutable_columns(c.after) | {"b_task_id": c.after.task_id, "b_version": c.after.version - 1} for c in old]
+    whole = [
+        (_TASK_INSERT, [all_columns(change.after) for change in new]),
+        (_START_INSERT, starts),
+        (_TASK_UPDATE, updates),
+        *_parts(changes, blobs),
+    ]
+    batch = [(statement, rows) for statement, rows in whole if rows]
+    for (statement, rows), count in zip(batch, write_rows(connection, batch), strict=True):
+        if statement is _TASK_UPDATE and count != len(rows):
             raise Stale
-    _write_parts(connection, changes, blobs)
+        if statement is _TURN_INSERT and count != len(rows):
+            raise ValueError("a turn that is to begin is stored already")
 
 
-def _write_parts(connection: Connection, changes: Sequence[Change], blobs: BlobStore) -> None:
+def _parts(changes: Sequence[Change], blobs: BlobStore) -> Sequence[tuple[RowStatement, Sequence[Mapping[str, Any]]]]:
     intents: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     firsts: list[dict[str, Any]] = []
@@ -83,11 +91,4 @@ def _write_parts(connection: Connection, changes: Sequence[Change], blobs: BlobS
             events.append(
                 {"task_id": task_id, "at_s": event.at_s, "kind": event.kind, "detail": storable(event.detail)}
             )
-    for statement, rows in (
-        (_TURN_INSERT, intents),
-        (_TURN_UPDATE, results),
-        (_START_UPDATE, firsts),
-        (_EVENT_INSERT, events),
-    ):
-        if rows:
-            connection.execute(statement, rows)
+    return (_TURN_INSERT, intents), (_TURN_UPDATE, results), (_START_UPDATE, firsts), (_EVENT_INSERT, events)
