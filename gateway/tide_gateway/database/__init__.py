@@ -23,10 +23,10 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tide_gateway.database.backend import Backend, Verdict, Wire
-from tide_gateway.database.bulk import RowStatement, write_rows
 from tide_gateway.database.errors import DatabaseError, OutcomeUnknown, StorageFailed
 from tide_gateway.database.postgres import PostgreSQL, Timeouts, check_postgres
 from tide_gateway.database.sqlite import FileLock, SQLite, check_sqlite
+from tide_gateway.database.statements import Statement, write_rows
 from tide_gateway.database.threads import Threads
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "DatabaseError",
     "FileLock",
     "OutcomeUnknown",
-    "RowStatement",
+    "Statement",
     "StorageFailed",
     "Timeouts",
     "database_url",

@@ -13,8 +13,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 
 from tide_gateway.database.backend import Backend, Verdict, Wire
-from tide_gateway.database.bulk import driver_of
 from tide_gateway.database.errors import DatabaseError
+from tide_gateway.database.statements import driver_of
 
 BUSY_TIMEOUT_S = 10.0
 

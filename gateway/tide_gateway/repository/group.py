@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, insert, update
 
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import RowStatement, write_rows
+from tide_gateway.database import Statement, write_rows
 from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
 from tide_gateway.rows import Change, all_columns, mutable_columns, storable
 
@@ -20,17 +20,17 @@ _MUTABLE = (
 )  # fmt: skip
 
 
-def _insert(table: Any, *without: str, once: bool = False) -> RowStatement:
+def _insert(table: Any, *without: str, once: bool = False) -> Statement:
     assert isinstance(table, Table)
     values = {column.name: bindparam(column.name) for column in table.columns if column.name not in without}
-    return RowStatement(insert(table).values(values).inline(), once=once)
+    return Statement(insert(table).values(values).inline(), once=once)
 
 
-def _update(table: Any, key: Mapping[str, str], names: Sequence[str]) -> RowStatement:
+def _update(table: Any, key: Mapping[str, str], names: Sequence[str]) -> Statement:
     """`key` names the parameter of each column by which a row is found."""
     assert isinstance(table, Table)
     statement = update(table).values({name: bindparam(name) for name in names})
-    return RowStatement(statement.where(*(table.c[name] == bindparam(parameter) for name, parameter in key.items())))
+    return Statement(statement.where(*(table.c[name] == bindparam(parameter) for name, parameter in key.items())))
 
 
 _TASK_UPDATE = _update(TaskRow.__table__, {"task_id": "b_task_id", "version": "b_version"}, _MUTABLE)
@@ -72,7 +72,7 @@ def write_group(connection: Connection, changes: Sequence[Change], blobs: BlobSt
             raise ValueError("a turn that is to begin is stored already")
 
 
-def _parts(changes: Sequence[Change], blobs: BlobStore) -> Sequence[tuple[RowStatement, Sequence[Mapping[str, Any]]]]:
+def _parts(changes: Sequence[Change], blobs: BlobStore) -> Sequence[tuple[Statement, Sequence[Mapping[str, Any]]]]:
     intents: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     firsts: list[dict[str, Any]] = []

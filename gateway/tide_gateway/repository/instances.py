@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from tide_gateway.database import Database
+from tide_gateway.database import Database, Statement
 from tide_gateway.models import InstanceRow, TaskRow
 from tide_gateway.rows import storable
 from tide_gateway.specs import EnvironmentSpec
@@ -33,6 +33,26 @@ class InstanceState(StrEnum):
 
 
 LIVING = frozenset({InstanceState.LAUNCHING, InstanceState.READY})
+
+_COUNTED = (
+    select(TaskRow.instance, func.count())
+    .where(TaskRow.released == 0, TaskRow.instance != "")
+    .group_by(TaskRow.instance)
+)
+_LOADS, _LOADS_OF = Statement(_COUNTED), Statement(_COUNTED.where(TaskRow.environment == bindparam("of")))
+_ALL = Statement(select(InstanceRow.__table__))
+_ALL_OF = Statement(select(InstanceRow.__table__).where(InstanceRow.environment == bindparam("of")))
+_ONE = Statement(select(InstanceRow.__table__).where(InstanceRow.name == bindparam("of")))
+_PLACE = Statement(
+    update(TaskRow)
+    .where(TaskRow.task_id == bindparam("id"), TaskRow.version == bindparam("known"))
+    .values(instance=bindparam("instance"), version=bindparam("version"))
+)
+_SERVED = Statement(
+    update(InstanceRow)
+    .where(InstanceRow.name == bindparam("of"), InstanceRow.version == bindparam("known"))
+    .values(served=bindparam("served"), version=bindparam("version"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +139,8 @@ class InstanceRows:
 
     async def get(self, name: str) -> Instance | None:
         """One row."""
-        statement = select(InstanceRow.__table__).where(InstanceRow.name == name)
-        row = await self._database.read(lambda c: c.execute(statement).mappings().first())
-        return None if row is None else _instance(row)
+        rows = await self._database.read(lambda c: _ONE.mappings(c, of=name))
+        return _instance(rows[0]) if rows else None
 
     async def loads(self) -> Counter[str]:
         """The number of tasks that hold a place, by instance."""
@@ -165,15 +184,10 @@ class InstanceRows:
                 _insert(connection, chosen)
             if chosen is None:
                 return None
-            moved = connection.execute(
-                update(TaskRow)
-                .where(TaskRow.task_id == task_id, TaskRow.version == version)
-                .values(instance=chosen.name, version=version + 1)
-            )
-            if moved.rowcount != 1:
+            if _PLACE.count(connection, id=task_id, known=version, instance=chosen.name, version=version + 1) != 1:
                 raise StaleTask(task_id)
             after = replace(chosen, served=chosen.served + 1, version=chosen.version + 1)
-            _update(connection, chosen, served=after.served)
+            _SERVED.count(connection, of=chosen.name, known=chosen.version, served=after.served, version=after.version)
             return Placement(after, created)
 
         # One at a time, as in `SlotRows.admit`.
@@ -246,17 +260,13 @@ def _instance(row: Any) -> Instance:
 
 
 def _all(connection: Connection, environment: str | None = None) -> list[Instance]:
-    statement = select(InstanceRow.__table__)
-    if environment is not None:
-        statement = statement.where(InstanceRow.environment == environment)
-    return [_instance(row) for row in connection.execute(statement).mappings()]
+    found = _ALL.mappings(connection) if environment is None else _ALL_OF.mappings(connection, of=environment)
+    return [_instance(row) for row in found]
 
 
 def _loads(connection: Connection, environment: str | None = None) -> Counter[str]:
-    statement = select(TaskRow.instance, func.count()).where(TaskRow.released == 0, TaskRow.instance != "")
-    if environment is not None:
-        statement = statement.where(TaskRow.environment == environment)
-    return Counter({row[0]: row[1] for row in connection.execute(statement.group_by(TaskRow.instance))})
+    found = _LOADS.rows(connection) if environment is None else _LOADS_OF.rows(connection, of=environment)
+    return Counter({row[0]: row[1] for row in found})
 
 
 def _free_slot(rows: list[Instance]) -> int:

@@ -9,17 +9,34 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, tuple_, update
 
 from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Ticket, Wish, decide, startable, waiting
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database
+from tide_gateway.database import Database, Statement
 from tide_gateway.models import OwnerRow, StartRateRow, TaskRow, TicketRow
 from tide_gateway.repository import group
 from tide_gateway.rows import Change
 from tide_gateway.specs import EnvironmentSpec
+
+_SAME = Statement(
+    select(TaskRow.task_id)
+    .where(TaskRow.owner == bindparam("of"), TaskRow.key == bindparam("by"), TaskRow.attempt >= bindparam("number"))
+    .limit(1)
+)
+_LIMITED = Statement(select(OwnerRow.owner, OwnerRow.max_tasks).where(OwnerRow.max_tasks > 0))
+_TICKETS = Statement(
+    select(TicketRow.owner, TicketRow.key, TicketRow.kind, TicketRow.asked_s, TicketRow.expires_s)
+    .where(TicketRow.environment == bindparam("of"))
+    .order_by(TicketRow.asked_s)
+)
+_NEXT = Statement(select(StartRateRow.next_s).where(StartRateRow.environment == bindparam("of")))
+_HOLDING = Statement(
+    select(TaskRow.owner, func.count(), func.sum(case((TaskRow.kind == "eval", 1), else_=0)))
+    .where(TaskRow.released == 0, TaskRow.environment == bindparam("of"))
+    .group_by(TaskRow.owner)
+)
 
 
 class KeyTaken(Exception):
@@ -95,8 +112,7 @@ class SlotRows:
             if max_tasks:
                 # Their holdings elsewhere count too.
                 self._database.lock(connection, "starts of limited owners")
-            same = (TaskRow.owner == task.owner, TaskRow.key == task.key, TaskRow.attempt >= task.attempt)
-            if connection.execute(select(TaskRow.task_id).where(*same).limit(1)).first() is not None:
+            if _SAME.rows(connection, of=task.owner, by=task.key, number=task.attempt):
                 raise KeyTaken(task.key)
             facts = _snapshot(connection, task.environment, wish, max_tasks, releases, now_s)
             verdict = decide(rules, wish, facts)
@@ -138,39 +154,28 @@ class SlotRows:
         return await self._database.read(read)
 
 
-def _holding(connection: Connection, environment: str | None = None) -> dict[str, dict[str, tuple[int, int]]]:
-    evals = func.sum(case((TaskRow.kind == "eval", 1), else_=0))
-    statement = select(TaskRow.environment, TaskRow.owner, func.count(), evals).where(TaskRow.released == 0)
-    if environment is not None:
-        statement = statement.where(TaskRow.environment == environment)
-    found: dict[str, dict[str, tuple[int, int]]] = {}
-    for name, owner, total, num_eval in connection.execute(statement.group_by(TaskRow.environment, TaskRow.owner)):
-        found.setdefault(name, {})[owner] = (total - num_eval, num_eval)
-    return found
+def _holding(connection: Connection, environment: str) -> dict[str, tuple[int, int]]:
+    rows = _HOLDING.rows(connection, of=environment)
+    return {owner: (total - num_eval, num_eval) for owner, total, num_eval in rows}
 
 
 def _max_tasks(connection: Connection) -> dict[str, int]:
     """The owners that have a limit over all environments."""
-    statement = select(OwnerRow.owner, OwnerRow.max_tasks).where(OwnerRow.max_tasks > 0)
-    return {row[0]: row[1] for row in connection.execute(statement)}
+    return {row[0]: row[1] for row in _LIMITED.rows(connection)}
 
 
 def _snapshot(
     connection: Connection, environment: str, wish: Wish, max_tasks: Mapping[str, int], releases: Releases, now_s: float
 ) -> Snapshot:
-    tickets = select(TicketRow.owner, TicketRow.key, TicketRow.kind, TicketRow.asked_s, TicketRow.expires_s)
-    queue: list[Any] = list(
-        connection.execute(tickets.where(TicketRow.environment == environment).order_by(TicketRow.asked_s))
-    )
-    next_s = connection.execute(select(StartRateRow.next_s).where(StartRateRow.environment == environment)).scalar()
+    next_s = _NEXT.rows(connection, of=environment)
     over_all: dict[str, int] = {}
     if max_tasks:
         held = select(TaskRow.owner, func.count()).where(TaskRow.released == 0, TaskRow.owner.in_(list(max_tasks)))
         over_all = {row[0]: row[1] for row in connection.execute(held.group_by(TaskRow.owner))}
     return Snapshot(
-        holding=Holding(_holding(connection, environment).get(environment, {})),
-        tickets=[Ticket(*row) for row in queue],
-        next_s=next_s or 0.0,
+        holding=Holding(_holding(connection, environment)),
+        tickets=[Ticket(*row) for row in _TICKETS.rows(connection, of=environment)],
+        next_s=next_s[0][0] if next_s else 0.0,
         owner_max_tasks=max_tasks.get(wish.owner, 0),
         owner_holds=over_all.get(wish.owner, 0),
         num_released_recently=releases.count,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Integer, bindparam, func, select
 
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database, OutcomeUnknown, StorageFailed
+from tide_gateway.database import Database, OutcomeUnknown, Statement, StorageFailed
 from tide_gateway.lifecycle import ENDED_S, OPEN, Task
 from tide_gateway.models import EventRow, InstanceRow, StartRow, TaskRow, TurnRow
 from tide_gateway.repository import group
@@ -18,6 +18,26 @@ from tide_gateway.repository.replicas import ReplicaRows
 from tide_gateway.repository.slots import SlotRows
 from tide_gateway.rows import Change, task_of
 from tide_sdk.clocks import TaskState
+
+_TASK = Statement(select(TaskRow.__table__).where(TaskRow.task_id == bindparam("id")))
+_NEWEST = Statement(
+    select(TaskRow.__table__)
+    .where(TaskRow.owner == bindparam("of"), TaskRow.key == bindparam("by"))
+    .order_by(TaskRow.attempt.desc())
+    .limit(1)
+)
+_START = Statement(select(StartRow.request, StartRow.answer).where(StartRow.task_id == bindparam("id")))
+_TURN = Statement(
+    select(TurnRow.action, TurnRow.answer).where(
+        TurnRow.task_id == bindparam("id"), TurnRow.turn == bindparam("number")
+    )
+)
+_OVERDUE = Statement(
+    select(TaskRow.task_id)
+    .where(TaskRow.due_s <= bindparam("now_s"))
+    .order_by(TaskRow.due_s)
+    .limit(bindparam("num_rows", type_=Integer))
+)
 
 
 class Conflict(Exception):
@@ -87,31 +107,22 @@ class Repository:
 
     async def task(self, task_id: str) -> Task | None:
         """The task of that id, whoever owns it."""
-        statement = select(TaskRow.__table__).where(TaskRow.task_id == task_id)
-        row = await self._database.read(lambda c: c.execute(statement).mappings().first())
-        return None if row is None else task_of(row)  # type: ignore[arg-type]
+        rows = await self._database.read(lambda c: _TASK.mappings(c, id=task_id))
+        return task_of(rows[0]) if rows else None
 
     async def newest_attempt(self, owner: str, key: str) -> Task | None:
         """The highest attempt of a key."""
-        statement = (
-            select(TaskRow.__table__)
-            .where(TaskRow.owner == owner, TaskRow.key == key)
-            .order_by(TaskRow.attempt.desc())
-            .limit(1)
-        )
-        row = await self._database.read(lambda c: c.execute(statement).mappings().first())
-        return None if row is None else task_of(row)  # type: ignore[arg-type]
+        rows = await self._database.read(lambda c: _NEWEST.mappings(c, of=owner, by=key))
+        return task_of(rows[0]) if rows else None
 
     async def start_of(self, task_id: str) -> StoredStart | None:
         """What a task was started with."""
-        statement = select(StartRow.request, StartRow.answer).where(StartRow.task_id == task_id)
-        pair = await self._database.read(lambda c: self._pair(c.execute(statement).first()))
+        pair = await self._database.read(lambda c: self._pair(_START.rows(c, id=task_id)))
         return None if pair is None else StoredStart(*pair)
 
     async def turn_of(self, task_id: str, turn: int) -> StoredTurn | None:
         """One turn of a task."""
-        statement = select(TurnRow.action, TurnRow.answer).where(TurnRow.task_id == task_id, TurnRow.turn == turn)
-        pair = await self._database.read(lambda c: self._pair(c.execute(statement).first()))
+        pair = await self._database.read(lambda c: self._pair(_TURN.rows(c, id=task_id, number=turn)))
         return None if pair is None else StoredTurn(*pair)
 
     async def tasks(
@@ -143,8 +154,7 @@ class Repository:
 
     async def overdue(self, now_s: float, *, limit: int) -> list[str]:
         """Ids of tasks of which a running clock is used up at `now_s`, the longest overdue first."""
-        statement = select(TaskRow.task_id).where(TaskRow.due_s <= now_s).order_by(TaskRow.due_s).limit(limit)
-        return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
+        return [row[0] for row in await self._database.read(lambda c: _OVERDUE.rows(c, now_s=now_s, num_rows=limit))]
 
     async def open_tasks(self) -> list[Task]:
         """All tasks that have not ended."""
@@ -189,8 +199,9 @@ class Repository:
         )
         return list(await self._database.read(lambda c: c.execute(statement).scalars().all()))
 
-    def _pair(self, row: Any) -> tuple[bytes, bytes | None] | None:
+    def _pair(self, rows: list[tuple[Any, ...]]) -> tuple[bytes, bytes | None] | None:
         """A body that is always there and one that may not be, read in the reader's thread."""
-        if row is None:
+        if not rows:
             return None
+        row = rows[0]
         return self._blobs.get(row[0]), None if row[1] is None else self._blobs.get(row[1])
