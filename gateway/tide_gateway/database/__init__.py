@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL, make_url
@@ -127,6 +127,14 @@ class Database:
         """
         return await (self._urgent if urgent else self._writes).run(fn)
 
+    async def find(self, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
+        """All rows of one select, which is one round trip.
+
+        Raises:
+            StorageFailed: as `write`.
+        """
+        return await self._reads.run(lambda connection: statement.rows(connection, **values), begin=False)
+
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` on one snapshot. It may run several times.
 
@@ -201,9 +209,9 @@ class _Side:
         if backend.shared:
             self._watch.start()
 
-    async def run(self, fn: Callable[[Connection], T]) -> T:
+    async def run(self, fn: Callable[[Connection], T], *, begin: bool = True) -> T:
         call = _Call(time.monotonic() + self._backend.deadline_s)
-        return await self._threads.run(lambda: self._run(call, fn))
+        return await self._threads.run(lambda: self._run(call, fn, begin))
 
     def close(self) -> None:
         self._threads.close()
@@ -213,7 +221,7 @@ class _Side:
         self._held.clear()
         self._engine.dispose()
 
-    def _run(self, call: _Call, fn: Callable[[Connection], T]) -> T:
+    def _run(self, call: _Call, fn: Callable[[Connection], T], begin: bool) -> T:
         num_attempts = 0
         while time.monotonic() < call.deadline:
             num_attempts += 1
@@ -222,6 +230,8 @@ class _Side:
                 connection = self._connection()
                 self._enter(call, self._backend.wire(connection))
                 try:
+                    if not begin:
+                        return fn(connection)
                     with connection.begin() as transaction:
                         value = fn(connection)
                         committing = True

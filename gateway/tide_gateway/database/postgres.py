@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from tide_gateway.database.backend import Backend, Verdict, Wire
 from tide_gateway.database.errors import DatabaseError
+from tide_gateway.database.statements import driver_of
 
 # hashtextextended's seed: other programs' advisory locks in the same database are other numbers.
 LOCK_SEED = 0x71DE
@@ -107,10 +108,16 @@ class PostgreSQL(Backend):
         def _prepare(connection: Any, record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
             from psycopg import IsolationLevel
 
-            connection.isolation_level = IsolationLevel.REPEATABLE_READ if reads else IsolationLevel.READ_COMMITTED
-            # None: to ask a standby for READ WRITE is another error than to write to it.
-            connection.read_only = True if reads else None
+            # A single read needs no transaction, which would be two more round trips; `_begin` begins the others.
+            connection.autocommit = reads
+            connection.isolation_level = IsolationLevel.READ_COMMITTED
             record.info["wire"] = Wire(connection.fileno())
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+            if reads:
+                with driver_of(connection) as driver:
+                    driver.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
         @event.listens_for(engine, "close")
         def _close(_connection: Any, record: Any) -> None:  # pyright: ignore[reportUnusedFunction]

@@ -29,7 +29,7 @@ class Statement:
         self._statement = statement
         self._suffix = " ON CONFLICT DO NOTHING" if once else ""
         self._forms: dict[str, _Form] = {}
-        self.columns: list[str] = list(statement.selected_columns.keys()) if isinstance(statement, Select) else []
+        self._columns: list[str] = list(statement.selected_columns.keys()) if isinstance(statement, Select) else []
 
     def rows(self, connection: Connection, **values: Any) -> list[tuple[Any, ...]]:
         """All rows that a select finds.
@@ -41,9 +41,9 @@ class Statement:
         with driver_of(connection) as driver:
             return driver.execute(text, in_order(values)).fetchall()
 
-    def mappings(self, connection: Connection, **values: Any) -> list[dict[str, Any]]:
-        """As `rows`, each row by its columns' names."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows(connection, **values)]
+    def named(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        """A row of a select by its columns' names."""
+        return dict(zip(self._columns, row, strict=True))
 
     def count(self, connection: Connection, **values: Any) -> int:
         """The number of rows that an insert or update changes; raises as `rows`."""

@@ -139,8 +139,8 @@ class InstanceRows:
 
     async def get(self, name: str) -> Instance | None:
         """One row."""
-        rows = await self._database.read(lambda c: _ONE.mappings(c, of=name))
-        return _instance(rows[0]) if rows else None
+        rows = await self._database.find(_ONE, of=name)
+        return _instance(_ONE.named(rows[0])) if rows else None
 
     async def loads(self) -> Counter[str]:
         """The number of tasks that hold a place, by instance."""
@@ -260,8 +260,8 @@ def _instance(row: Any) -> Instance:
 
 
 def _all(connection: Connection, environment: str | None = None) -> list[Instance]:
-    found = _ALL.mappings(connection) if environment is None else _ALL_OF.mappings(connection, of=environment)
-    return [_instance(row) for row in found]
+    found = _ALL.rows(connection) if environment is None else _ALL_OF.rows(connection, of=environment)
+    return [_instance(_ALL.named(row)) for row in found]
 
 
 def _loads(connection: Connection, environment: str | None = None) -> Counter[str]:

@@ -107,13 +107,13 @@ class Repository:
 
     async def task(self, task_id: str) -> Task | None:
         """The task of that id, whoever owns it."""
-        rows = await self._database.read(lambda c: _TASK.mappings(c, id=task_id))
-        return task_of(rows[0]) if rows else None
+        rows = await self._database.find(_TASK, id=task_id)
+        return task_of(_TASK.named(rows[0])) if rows else None
 
     async def newest_attempt(self, owner: str, key: str) -> Task | None:
         """The highest attempt of a key."""
-        rows = await self._database.read(lambda c: _NEWEST.mappings(c, of=owner, by=key))
-        return task_of(rows[0]) if rows else None
+        rows = await self._database.find(_NEWEST, of=owner, by=key)
+        return task_of(_NEWEST.named(rows[0])) if rows else None
 
     async def start_of(self, task_id: str) -> StoredStart | None:
         """What a task was started with."""
@@ -154,7 +154,7 @@ class Repository:
 
     async def overdue(self, now_s: float, *, limit: int) -> list[str]:
         """Ids of tasks of which a running clock is used up at `now_s`, the longest overdue first."""
-        return [row[0] for row in await self._database.read(lambda c: _OVERDUE.rows(c, now_s=now_s, num_rows=limit))]
+        return [row[0] for row in await self._database.find(_OVERDUE, now_s=now_s, num_rows=limit)]
 
     async def open_tasks(self) -> list[Task]:
         """All tasks that have not ended."""
