@@ -151,6 +151,11 @@ class Fleet:
             raise Vanished(str(error)) from error
         return server
 
+    def at_hand(self, name: str) -> Server | None:
+        """The server that an instance's row names, if it is reached already."""
+        server = self.servers.get(name)
+        return None if server is None or server.exited.is_set() else server
+
     async def reach(self, name: str) -> Server:
         """The server that an instance's row names. The caller sets the deadline.
 
@@ -158,8 +163,7 @@ class Fleet:
             EnvironmentLost: it is gone, or was restarted.
         """
         while True:
-            server = self.servers.get(name)
-            if server is not None and not server.exited.is_set():
+            if (server := self.at_hand(name)) is not None:
                 return server
             row = await self.rows.get(name)
             if row is None or row.state is InstanceState.GONE:

@@ -158,6 +158,10 @@ class Endings:
         if live.releasing is None or live.releasing.done():
             live.releasing = self._registry.spawn(self._release(live), f"tide-release-{live.task.task_id}")
 
+    def at_hand(self, task: Task) -> Server | None:
+        """The task's environment server, if it is reached already."""
+        return self._fleets[task.environment].at_hand(task.instance) if self.hosts(task) else None
+
     async def reach(self, task: Task) -> Server:
         """The task's environment server.
 
@@ -204,8 +208,7 @@ class Endings:
 
     async def _release(self, live: Live) -> None:
         account: tuple[float | None, Mapping[str, object]] | None = None
-        detail = ""
-        limit_s = live.task.clocks[ClockName.END].limit_s
+        detail, limit_s = "", live.task.clocks[ClockName.END].limit_s
         fleet = self._fleets.get(live.task.environment)
         try:
             account = await self._say_end(live, limit_s)
@@ -232,10 +235,9 @@ class Endings:
 
     async def _say_end(self, live: Live, limit_s: float) -> tuple[float | None, Mapping[str, object]]:
         """Tell the environment server, and read the account."""
-        task = live.task
+        task, peer_task = live.task, live.task.peer_task
         async with asyncio.timeout(limit_s):
             server = await self.reach(task)
-            peer_task = task.peer_task
             while self.freezes(task):
                 try:
                     await self.freeze(task, server, frozen=False)

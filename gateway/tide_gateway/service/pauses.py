@@ -79,16 +79,19 @@ class Pauses:
             if not lifecycle.is_open(live.task) or live.told == _wanted(live):
                 return  # else another replica has resumed it meanwhile
 
+    def may_hold_one(self, live: Live) -> bool:
+        """True if the environment server may still hold a pause which is over."""
+        if live.told is None:
+            return live.task.epoch > 0 or self._endings.freezes(live.task)
+        return live.told != (live.task.epoch, False)
+
     async def before_action(self, live: Live) -> None:
         """Make sure that the environment server does not hold a pause which is over, as far as that is not known.
 
         Raises:
             EnvironmentLost: it is gone. The caller sets the deadline.
         """
-        wanted = (live.task.epoch, False)
-        if live.told not in (None, wanted) or (
-            live.told is None and (live.task.epoch > 0 or self._endings.freezes(live.task))
-        ):
+        if self.may_hold_one(live):
             await self.settle(live)
             while self._endings.freezes(live.task) and live.told != _wanted(live) and lifecycle.is_busy(live.task):
                 # What is frozen answers nothing, and takes no action: not even to say that it does not.

@@ -237,10 +237,13 @@ class Turns:
     async def _ask(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
         """The environment's answer; a server that still thinks that the task is paused is told again."""
         for _ in range(MAX_TELLS):
-            async with asyncio.timeout(deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S):
-                server = await self._endings.reach(live.task)
-                await self._pauses.before_action(live)
             limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
+            server = self._endings.at_hand(live.task)
+            if server is None or self._pauses.may_hold_one(live):
+                async with asyncio.timeout(limit_s):
+                    server = await self._endings.reach(live.task)
+                    await self._pauses.before_action(live)
+                limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
             try:
                 return await upstream.observe(server, live.task.peer_task, running.turn, running.message, limit_s)
             except upstream.EnvironmentFailed as error:
