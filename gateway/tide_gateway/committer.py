@@ -26,6 +26,14 @@ class Sink(Protocol):
         ...
 
 
+class Written(asyncio.Future[None]):
+    """Whether a change was committed. Who waits for it hears that first, even if it is cancelled meanwhile."""
+
+    def cancel(self, msg: object = None) -> bool:
+        """Nothing: a commit that was asked for is not taken back."""
+        return False
+
+
 class Committer:
     """Groups the changes of many tasks.
 
@@ -35,22 +43,20 @@ class Committer:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._waiting: list[tuple[Change, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Change, Written]] = []
         self._running: asyncio.Task[None] | None = None
         self.num_groups = 0
         self.num_changes = 0
 
-    def commit(self, change: Change) -> asyncio.Future[None]:
-        """What is done when the change is on disk; it fails with `Conflict` where the stored row is newer.
-
-        The change is committed even if the future is cancelled.
+    def commit(self, change: Change) -> Written:
+        """Commit a change with the next group; what is given is done then, with `Conflict` if the stored row is newer.
 
         Raises:
             TideError: too many changes wait.
         """
         if len(self._waiting) >= MAX_WAITING:
             raise TideError("unavailable", "too many writes wait; call again", retry_after_s=1)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done = Written(loop=asyncio.get_running_loop())
         self._waiting.append((change, done))
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="tide-commit")
@@ -74,8 +80,6 @@ class Committer:
                 self.num_groups += 1
                 self.num_changes += len(group)
                 for (_, done), failure in zip(group, outcomes, strict=True):
-                    if done.done():
-                        continue
                     if failure is None:
                         done.set_result(None)
                     else:

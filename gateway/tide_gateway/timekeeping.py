@@ -74,7 +74,11 @@ class DatabaseTime:
     def now_s(self) -> float:
         """Seconds since the epoch, UTC. Never less than before."""
         passed_s = self._monotonic() - self._since
-        self._told_s = max(self._told_s, self._base_s + passed_s - min(self._ahead_s, passed_s * SLEW))
+        now_s = self._base_s + passed_s
+        if self._ahead_s:
+            now_s -= min(self._ahead_s, passed_s * SLEW)
+        if now_s > self._told_s:
+            self._told_s = now_s
         return self._told_s
 
     def not_before(self, seconds: float) -> None:

@@ -85,11 +85,23 @@ async def test_what_waits_together_is_committed_together(repository):
 async def test_a_caller_that_goes_away_does_not_lose_its_change(repository):
     (task,) = await add(repository, 1)
     committer = Committer(repository)
-    caller = committer.commit(next_of(task))
+    heard = []
+
+    async def call():
+        outcome = committer.commit(next_of(task))
+        try:
+            await outcome
+        finally:
+            heard.append(outcome.exception())
+
+    caller = asyncio.create_task(call())
     await asyncio.sleep(0)
     caller.cancel()
-    await committer.close()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert heard == [None]
     assert (await repository.task("t000")).state == "waiting"
+    await committer.close()
 
 
 async def test_the_sweeps_query_uses_the_index(repository):

@@ -25,7 +25,7 @@ class Statement:
         once: an insert leaves out rows that are there already.
     """
 
-    def __init__(self, statement: Insert | Update | Select[Any], *, once: bool = False) -> None:
+    def __init__(self, statement: Insert | Update | Select[*tuple[Any, ...]], *, once: bool = False) -> None:
         self._statement = statement
         self._suffix = " ON CONFLICT DO NOTHING" if once else ""
         self._forms: dict[str, _Form] = {}

@@ -204,12 +204,11 @@ class Registry:
             raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
         after = bumped(after)
         change = Change(after, first=first, intent=intent, result=result, events=events)
-        write = self.committer.commit(change)
+        written = self.committer.commit(change)
         try:
-            await asyncio.shield(write)
+            await written
         except asyncio.CancelledError:
-            await asyncio.wait({write})
-            if write.exception() is None:
+            if written.exception() is None:
                 self.advance(live, after)
             raise
         except Conflict as error:
