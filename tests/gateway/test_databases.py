@@ -198,6 +198,26 @@ async def test_a_conflict_fails_its_own_row_with_all_its_parts(repository):
     assert (await repository.turn_of("t003", 0)).action == b'{"a":1}'
 
 
+async def test_an_intent_that_comes_too_late_is_a_conflict_though_its_turn_is_stored(repository):
+    tasks = await add(repository, 2)
+    assert await repository.apply([next_of(tasks[0])]) == [None]
+    # Of a group, and alone: what counts is the row, not the turn that the faster one has written.
+    late, other = await repository.apply([next_of(tasks[0]), next_of(tasks[1])])
+    assert (type(late), other) == (Conflict, None)
+    assert (await repository.turn_of("t000", 0)).action == b'{"a":1}'
+
+
+async def test_a_turn_that_is_stored_already_is_never_overwritten(repository):
+    (task,) = await add(repository, 1)
+    first = next_of(task)
+    assert await repository.apply([first]) == [None]
+    again = replace(first, after=lifecycle.bumped(first.after), intent=Intent(0, b'{"a":2}', 102.0))
+    (outcome,) = await repository.apply([again])
+    assert isinstance(outcome, ValueError)
+    assert (await repository.turn_of("t000", 0)).action == b'{"a":1}'
+    assert (await repository.task("t000")).version == first.after.version
+
+
 async def test_a_row_that_exists_fails_alone(repository):
     tasks = await add(repository, 2)
     outcomes = await repository.apply([Change(tasks[0], request=b"{}"), next_of(tasks[1])])
