@@ -139,24 +139,21 @@ def _with(task: Task, **changes: Any) -> Task:
 def _move(task: Task, state: TaskState, now_s: float, *, new_turn: bool = False, **changes: Any) -> Task:
     if state in (TaskState.WAITING, TaskState.ENDED):
         changes.setdefault("worker", "")  # nothing is in flight any more
-    clocks = enter(task.clocks, state, now_s, new_turn=new_turn)
-    paused_since_s = now_s if state is TaskState.PAUSED else None
-    return _with(task, state=state, clocks=clocks, paused_since_s=paused_since_s, **changes)
+    changes |= {"state": state, "paused_since_s": now_s if state is TaskState.PAUSED else None}
+    return _with(task, clocks=enter(task.clocks, state, now_s, new_turn=new_turn), **changes)
 
 
 def refusal(task: Task) -> TideError:
     """The error of a call that needs an open task, for a task that is done, ending or ended."""
     if task.state is TaskState.DONE:
         return TideError("state_conflict", "the task is done; read its account with /end", state=task.state.value)
-    outcome = task.outcome
-    if outcome is None:
+    if (outcome := task.outcome) is None:
         return TideError("ended", "the task has ended")
     if outcome.reason == SUPERSEDED and task.detail != SUPERSEDED:
         return stale(task)
     shown = outcome.model_dump(exclude_none=True)
-    if outcome.kind == "expired" and outcome.clock is not None:
-        clock = outcome.clock.value
-        return TideError("expired", f"the task's {clock} clock has expired", clock=clock, outcome=shown)
+    if outcome.kind == "expired" and (clock := outcome.clock) is not None:
+        return TideError("expired", f"the task's {clock} clock has expired", clock=clock.value, outcome=shown)
     if outcome.kind == "expired":
         return TideError("expired", f"the operator's cap {outcome.reason} has passed", outcome=shown)
     why = f"{outcome.kind} ({outcome.reason})" if outcome.reason else outcome.kind
@@ -273,11 +270,11 @@ def released(task: Task, account: tuple[float | None, Mapping[str, Any]] | None,
         now_s: the moment.
         detail: why there is no account.
     """
-    reward, metrics = account if account is not None else (None, {})
+    reward, metrics = account or (None, {})
+    if task.state is TaskState.DONE and account is None:
+        lost = Outcome(kind="failed", reason="environment_lost")
+        return _with(task, released=True, outcome=lost, detail=detail, reward=None, worker="")
     if task.state is TaskState.DONE:
-        if account is None:
-            lost = Outcome(kind="failed", reason="environment_lost")
-            return _with(task, released=True, outcome=lost, detail=detail, reward=None, worker="")
         return _with(task, released=True, reward=reward, metrics=metrics, worker="")
     outcome = task.outcome
     # An environment that never answered says nothing about the agent, whatever sum it had so far.
