@@ -25,6 +25,8 @@ FRESH_S = 2.0
 EAGER_S = 0.25
 """A key that the table does not know is looked for again if the table is older: a new key works at once."""
 READ_LIMIT_S = 10.0
+PATIENCE_S = 1.0
+"""Seconds after which what is wanted while the database is away goes by the keys as last known."""
 MAX_TOKEN_BYTES = 512
 _SCHEME = b"bearer "
 _NO_KEYS = KeyTable({}, ever=False)
@@ -48,6 +50,7 @@ class Owners:
         self._closed = bool(self._digests) or not allow_anonymous
         self._table = _NO_KEYS
         self._read_at_s = float("-inf")
+        self._read_once = False
         self._reading: asyncio.Task[None] | None = None
 
     async def anonymous(self) -> bool:
@@ -70,16 +73,38 @@ class Owners:
             TideError: 401 for a missing or unknown key, 503 while the keys cannot be read.
         """
         words = "send the header Authorization: Bearer KEY"
-        if authorization is not None and authorization[: len(_SCHEME)].lower() == _SCHEME:
-            given = authorization[len(_SCHEME) :].strip()
-            if len(given) <= MAX_TOKEN_BYTES:
-                found = self._static(given) or await self._by_key(given)
-                if found is not None:
-                    return found
+        given = _given(authorization)
+        if given is not None:
+            found = self._static(given) or await self._by_key(given)
+            if found is not None:
+                return found
             words = "the key is unknown, revoked or expired"
         if await self.anonymous():
             return LOCAL
         raise TideError("unauthorized", words)
+
+    async def as_last_known(self, authorization: bytes | None) -> Caller:
+        """As `caller`, but by the keys as they were read last where the database does not answer at once: for what is
+        wanted just then. A key that was revoked since is still believed.
+
+        Raises:
+            TideError: 401; 503 where the keys were never read.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self.caller(authorization)
+        except TimeoutError:
+            pass
+        except TideError as error:
+            if error.code != "unavailable":
+                raise
+        given = _given(authorization)
+        found = None
+        if given is not None and self.store is not None:
+            found = self._table.caller(given.decode("latin-1"), self.store.now_s())
+        if found is None and (self._closed or not self._read_once):
+            raise TideError("unavailable", "the keys cannot be read now; call again", retry_after_s=1)
+        return found or LOCAL
 
     async def for_task(self, caller: Caller, task_id: str, call: Callable[[str], Awaitable[T]]) -> T:
         """Make a call on one task as its caller, and as the task's owner where an operator asks for another's.
@@ -141,9 +166,18 @@ class Owners:
         table = await store.table()
         # It never opens again, not even if somebody empties the table.
         self._closed = self._closed or table.ever
+        self._read_once = True
         if self._reading is asyncio.current_task():  # else it is older than a change that this process made
             self._table = table
             self._read_at_s = asked_at_s
+
+
+def _given(authorization: bytes | None) -> bytes | None:
+    """The key in a header, None where there is none; one that is too long is the empty key, which nobody has."""
+    if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
+        return None
+    given = authorization[len(_SCHEME) :].strip()
+    return given if len(given) <= MAX_TOKEN_BYTES else b""
 
 
 async def stored(read: Awaitable[T]) -> T:

@@ -1,4 +1,4 @@
-"""The command `tide-gateway`: serve, migrate, environments, keys, owners. Heavy imports wait until they are needed."""
+"""The command `tide-gateway`, and its subcommands. Heavy imports wait until they are needed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tide_gateway.accounts_cli import add_account_parsers, run_keys, run_owners
+from tide_gateway.doctor_cli import add_doctor_parser, run_doctor
+from tide_gateway.prune_cli import add_prune_parser, run_prune
 
 DEFAULT_DATABASE = "sqlite:///tide-gateway.db"
 
@@ -26,6 +28,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--outlive-s", type=float, default=120.0, help="seconds that server processes outlive a killed gateway"
     )
     serve.add_argument("--keep", action="store_true", help="a stop leaves tasks and servers to the next gateway")
+    serve.add_argument("--drain-s", type=float, default=3.0, help="seconds that a stop gives to what is in flight")
+    serve.add_argument(
+        "--retention-days", type=float, default=7.0, help="days that tasks are kept once they are over; 0: for ever"
+    )
     serve.add_argument("--announce", type=Path, help='file that gets {"url", "pid"} when requests are answered')
     serve.add_argument(
         "--tls-cert", type=Path, metavar="FILE", help="certificate chain in PEM; then only https is spoken"
@@ -33,10 +39,13 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, without a passphrase")
     levels = ["debug", "info", "warning", "error"]
     serve.add_argument("--log-level", choices=levels, default="info")
+    serve.add_argument("--log-format", choices=["text", "json"], default="text", help="json: one object a line")
     migrate = commands.add_parser("migrate", help="bring the database to this version's tables")
     migrate.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
     environments = commands.add_parser("environments", help="check environments.toml and print what it registers")
     environments.add_argument("--config", type=Path, default=Path("environments.toml"))
+    add_doctor_parser(commands, DEFAULT_DATABASE)
+    add_prune_parser(commands, DEFAULT_DATABASE)
     add_account_parsers(commands, DEFAULT_DATABASE)
     return parser
 
@@ -55,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "serve": _serve,
         "migrate": _migrate,
         "environments": _environments,
+        "doctor": run_doctor,
+        "prune": run_prune,
         "keys": run_keys,
         "owners": run_owners,
     }
@@ -71,20 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     import asyncio
-    import logging
     import signal
 
-    from tide_gateway.scrubbing import ScrubbingFilter
-    from tide_gateway.serve import ServeOptions, serve
+    from tide_gateway.log_lines import set_up_logging
+    from tide_gateway.serve import serve
+    from tide_gateway.serve_options import ServeOptions
     from tide_gateway.settings import load_settings
 
     settings = load_settings(arguments.config)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(ScrubbingFilter())
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    set_up_logging(arguments.log_level, arguments.log_format)
     options = ServeOptions(
         host=arguments.host,
         port=arguments.port,
@@ -94,6 +100,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         data=arguments.data,
         outlive_s=arguments.outlive_s,
         keep=arguments.keep,
+        drain_s=arguments.drain_s,
+        retention_days=arguments.retention_days,
         tls_cert=arguments.tls_cert,
         tls_key=arguments.tls_key,
     )

@@ -9,45 +9,17 @@ that comes in one piece, as nearly all do, arms no timer.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import ssl
 from enum import Enum
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tide_gateway.connection_limits import ConnectionLimits
+from tide_gateway.handshakes import TlsFront
+from tide_gateway.slow_readers import SlowReader
 from tide_sdk import codec
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What one connection, and all together, may take.
-
-    Attributes:
-        max_connections: open at once; one more is answered 503.
-        max_header_bytes: of a request's header, its trailer included; more is 431.
-        max_header_fields: their number; more is 431.
-        max_url_bytes: path and query; more is 414.
-        first_byte_s: seconds that a new connection may be silent.
-        header_s: seconds from a header's first byte to its last; then 408.
-        body_pause_s: longest silence within a body; then 408.
-        body_s: seconds for a whole body; then 408.
-        rest_s: seconds for the rest of a body whose request is already answered.
-        answer_pause_s: longest time in which a caller takes nothing of an answer; then the connection is cut.
-        answer_s: seconds for all that waits of answers; then the connection is cut.
-    """
-
-    max_connections: int = 10_000
-    max_header_bytes: int = 32 * 1024
-    max_header_fields: int = 100
-    max_url_bytes: int = 8 * 1024
-    first_byte_s: float = 75.0
-    header_s: float = 10.0
-    body_pause_s: float = 30.0
-    body_s: float = 120.0
-    rest_s: float = 5.0
-    answer_pause_s: float = 30.0
-    answer_s: float = 120.0
 
 
 class _Refused(Exception):
@@ -62,19 +34,27 @@ class _Phase(Enum):
     WHOLE = "the request is whole; the answer is under way, or uvicorn's keep-alive timer runs"
 
 
-def guarded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol with these limits, for `uvicorn.Config(http=...)`."""
+def guarded_protocol(limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
+    """uvicorn's protocol with these limits, for `uvicorn.Config(http=...)`; with `tls` the listener itself is plain."""
 
     class Guarded(GuardedProtocol):
         limits_of_connection = limits
 
-    return Guarded
+    if tls is None:
+        return Guarded
+
+    class GuardedTls(TlsFront):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(Guarded(*args, **kwargs), tls, limits.handshake_s, limits.max_connections)
+
+    return GuardedTls
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, bounded; see `ConnectionLimits`."""
 
     limits_of_connection = ConnectionLimits()
+    _reader: SlowReader  # from `connection_made` on
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,34 +63,40 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal: tuple[int, str, str] | None = None
         self._num_bytes = self._num_fields = 0  # of the present header
         self._num_pending_bytes = 0  # fed since the parser last reported something
+        self._answering: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
-        self._unsent_timer: asyncio.TimerHandle | None = None
 
     # what asyncio calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits_of_connection.max_connections:
+        limits = self.limits_of_connection
+        transport.set_write_buffer_limits(high=limits.max_unsent_bytes)
+        self._reader = SlowReader(transport, self.loop, limits.answer_pause_s, limits.answer_s)
+        if len(self.connections) > limits.max_connections:
             self._refuse(503, "unavailable", "too many connections are open; call again later")
         else:
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free the timers."""
+        """Free the timers, and tell whoever answers: uvicorn tells only the last one of pipelined requests."""
         self._stop_timer()
-        self._stop_unsent_timer()
+        self._reader.moves()
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """More of an answer waits than the kernel takes."""
         super().pause_writing()
-        self._watch_unsent(self.loop.time() + self.limits_of_connection.answer_s)
+        self._reader.waits()
 
     def resume_writing(self) -> None:
         """The caller has taken nearly all of it."""
-        self._stop_unsent_timer()
+        self._reader.moves()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -145,6 +131,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         self._num_bytes = self._num_fields = self._num_pending_bytes = 0
+        if len(self.pipeline) >= self.limits_of_connection.max_pipelined:
+            self._stop_parsing(429, "capacity", "too many requests wait for the answer of an earlier one")
         if self._phase is not _Phase.HEADER:
             self._enter(_Phase.HEADER)
         super().on_message_begin()
@@ -196,6 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is out. The rest of a body that nobody waits for may come, but not for long."""
         super().on_response_complete()
+        self._reader.answered()
         if self._phase is _Phase.BODY and not self._is_answering() and not self.transport.is_closing():
             self._enter(_Phase.REST)
             self._arm()
@@ -210,6 +199,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what could not be parsed, with the reason why we stopped the parser if it was us."""
         self._refuse(*(self._refusal or (400, "invalid", "this is not an HTTP/1.1 request")))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     # inside
 
@@ -239,19 +232,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _watch_unsent(self, until_s: float, before: float = float("inf")) -> None:
-        num_bytes = self.transport.get_write_buffer_size()
-        if num_bytes >= before or self.loop.time() >= until_s:
-            self.transport.abort()
-            return
-        pause_s = self.limits_of_connection.answer_pause_s
-        self._unsent_timer = self.loop.call_later(pause_s, self._watch_unsent, until_s, num_bytes)
-
-    def _stop_unsent_timer(self) -> None:
-        if self._unsent_timer is not None:
-            self._unsent_timer.cancel()
-            self._unsent_timer = None
 
     def _look(self) -> None:
         self._timer = None

@@ -56,6 +56,9 @@ class Fleet:
         members: this replica and the others.
         time: for the rows.
         on_lost: ends the tasks of an instance that is gone.
+
+    Attributes:
+        num_lost: servers that died or stopped to answer, while this replica kept them.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Fleet:
         self._last_failure = ""
         self._share = spec.tasks_per_server
         self._tried: set[str] = set()
+        self.num_lost = 0
         self.closing = False
 
     @property

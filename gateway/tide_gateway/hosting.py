@@ -55,7 +55,7 @@ async def make_runtimes(
     if "remote" in kinds:
         from tide_gateway.runtimes.remote import RemoteRuntime
 
-        runtimes["remote"] = RemoteRuntime()
+        runtimes["remote"] = RemoteRuntime(specs)
     if "ray" in kinds:
         from tide_gateway.runtimes.ray_runtime import RayRuntime
 

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tide_gateway import upstream
+from tide_gateway.log_lines import OnServer, request_scope, working_on
 from tide_gateway.members import Members
 from tide_gateway.repository import Instance, InstanceState, StorageFailed
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
@@ -77,6 +78,9 @@ class Keeper:
         await asyncio.wait({self._task}, timeout=DESTROY_LIMIT_S + DESTROY_GRACE_S)
 
     async def _run(self) -> None:
+        # It outlives the task and the call that it was made for.
+        working_on.set(OnServer(self._fleet.spec.name, self.name))
+        request_scope.set(None)
         try:
             await self._live()
         except asyncio.CancelledError:
@@ -120,6 +124,8 @@ class Keeper:
         if server is not None:
             self.settled.set()
             await self._watch(server)
+        if not self.failure:
+            self._fleet.num_lost += 1
 
     async def _launch(self) -> Server | None:
         fleet, spec = self._fleet, self._fleet.spec

@@ -33,17 +33,22 @@ def make_private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-def data_folder(asked: Path | None, url: URL) -> Path:
-    """The folder of logs and blobs: as asked, else beside a SQLite file, else in the working folder.
-
-    Raises:
-        DatabaseError: it cannot be made or written.
-    """
+def data_path(asked: Path | None, url: URL) -> Path:
+    """Where the folder of logs and blobs is: as asked, else beside a SQLite file, else in the working folder."""
     data = asked
     if data is None and url.get_backend_name() == "sqlite":
         path = Path(os.path.realpath(str(url.database)))
         data = path.with_name(path.name + "-data")
-    data = (data or Path("tide-gateway-data")).absolute()
+    return (data or Path("tide-gateway-data")).absolute()
+
+
+def data_folder(asked: Path | None, url: URL) -> Path:
+    """The folder of logs and blobs, made where it is missing; see `data_path`.
+
+    Raises:
+        DatabaseError: it cannot be made or written.
+    """
+    data = data_path(asked, url)
     try:
         # Not its parents: a path that was mistyped shall not come into being.
         for folder in (data, data / "logs", data / "blobs"):

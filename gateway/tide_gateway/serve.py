@@ -10,20 +10,29 @@ import os
 import signal
 import socket
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 
 from tide_gateway.app import GatewayApp
 from tide_gateway.auth import Owners
 from tide_gateway.blobs import BlobStore
-from tide_gateway.connections import ConnectionLimits, guarded_protocol
+from tide_gateway.connection_limits import ConnectionLimits
+from tide_gateway.connections import guarded_protocol
 from tide_gateway.database import Database, FileLock, StorageFailed, database_url
+from tide_gateway.handshakes import tls_context
 from tide_gateway.hosting import make_runtimes
 from tide_gateway.keys import KeyStore
+from tide_gateway.log_lines import replica_name
+from tide_gateway.loop_lag import watch_lag
+from tide_gateway.metrics import Metrics
 from tide_gateway.private import data_folder, make_private_file
 from tide_gateway.repository import Repository
+from tide_gateway.repository.retention import RetentionRows
+from tide_gateway.runtimes.measured import MeasuredRuntime
+from tide_gateway.serve_options import ServeOptions, check_options
+from tide_gateway.service.retention import DAY_S, Retention
 from tide_gateway.service.tasks import TaskService
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, check_tls, is_loopback
 from tide_gateway.timekeeping import DatabaseTime
@@ -31,38 +40,12 @@ from tide_sdk import codec
 from tide_sdk.migrations import migrate
 from tide_sdk.serve import raise_file_limit
 
-DRAIN_S = 3.0
+OPEN_CANCEL_S = 20.0
 SYNC_S = 5.0
-MIN_OUTLIVE_S = 0.1
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
 KEEP_ALIVE_S = 75
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What `tide-gateway serve` was told.
-
-    Attributes:
-        port: 0 takes a free one.
-        data: folder of logs and blobs, one for all replicas; None takes one beside a SQLite file.
-        outlive_s: seconds that `process` servers outlive a killed gateway.
-        keep: a stop leaves tasks and servers to the next gateway.
-        announce: file that gets `{"url", "pid"}` once requests are answered.
-        tls_cert, tls_key: PEM files, both or none: then only https is spoken.
-    """
-
-    host: str
-    port: int
-    database: str
-    announce: Path | None
-    log_level: str
-    data: Path | None = None
-    outlive_s: float = 120.0
-    keep: bool = False
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -117,10 +100,7 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
         SettingsError, DatabaseError, DatabaseTooNew: nothing was started.
     """
     check_tls(options.tls_cert, options.tls_key)
-    # Supervisors look every fifth of it; NaN is no number of seconds either.
-    if options.outlive_s != 0 and not options.outlive_s >= MIN_OUTLIVE_S:
-        words = f"must be 0, or {MIN_OUTLIVE_S:g} or more seconds"
-        raise SettingsError(f"--outlive-s {options.outlive_s:g}: {words}")
+    check_options(options)
     _check_announce(options.announce)
     url = database_url(options.database)
     data = data_folder(options.data, url)
@@ -152,14 +132,18 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
 async def _run(
     settings: GatewaySettings, options: ServeOptions, database: Database, data: Path, listener: socket.socket
 ) -> None:
-    repository = Repository(database, BlobStore(data / "blobs"))
+    blobs = BlobStore(data / "blobs")
+    repository = Repository(database, blobs)
     deployment, seen_s = await repository.replicas.deployment()
     time = DatabaseTime()
     await time.sync(database)
     time.not_before(seen_s)
     left = {row.runtime for row in await repository.instances.all()}
-    runtimes = await make_runtimes(settings, deployment, data, options.outlive_s, left)
-    service = TaskService(settings.environments, runtimes, repository, time)
+    metrics = Metrics(settings.environments)
+    made = await make_runtimes(settings, deployment, data, options.outlive_s, left)
+    runtimes = {kind: MeasuredRuntime(runtime, metrics) for kind, runtime in made.items()}
+    service = TaskService(settings.environments, runtimes, repository, time, metrics=metrics)
+    replica_name.set(service.replica)
     owners = Owners(settings.tokens, KeyStore(database), allow_anonymous=is_loopback(options.host))
     server = _make_server(GatewayApp(service, owners, data / "logs"), options, listener)
 
@@ -168,22 +152,46 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    syncing = asyncio.create_task(_keep_time(time, database), name="tide-time")
+    beside = [
+        asyncio.create_task(_keep_time(time, database), name="tide-time"),
+        asyncio.create_task(watch_lag(metrics.lag.of().observe), name="tide-lag"),
+    ]
+    stopping = asyncio.create_task(stop.wait(), name="tide-signals")
+    retention = Retention(
+        *(RetentionRows(database), repository.instances, blobs, data / "logs", time, options.retention_days * DAY_S),
+        forget=service.forget,
+    )
     try:
-        await service.open()
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # HTTP goes on while the service stops, so that every waiting call is answered.
-        await service.stop(DRAIN_S, keep=options.keep)
-        server.should_exit = True
-        await serving
+        if await _opens(service, stopping):
+            if options.retention_days:
+                beside.append(asyncio.create_task(retention.run(service.members), name="tide-retention"))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # HTTP goes on while the service stops, so that every waiting call is answered.
+            await service.stop(options.drain_s, keep=options.keep)
+            server.should_exit = True
+            await serving
     finally:
-        syncing.cancel()
+        for task in (*beside, stopping):
+            task.cancel()
         await service.stop(drain_s=0.0, keep=options.keep)
         if options.announce is not None:
             options.announce.unlink(missing_ok=True)
         log.info("stopped")
+
+
+async def _opens(service: TaskService, stopping: asyncio.Task[bool]) -> bool:
+    """Open the service; False where a signal came first, and what it has begun is broken off, within bounded time."""
+    log.info("opening")
+    opening = asyncio.create_task(service.open(), name="tide-open")
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if opening.done():
+        opening.result()
+        return True
+    log.info("told to stop before the first request")
+    opening.cancel()
+    await asyncio.wait({opening}, timeout=OPEN_CANCEL_S)
+    return False
 
 
 async def _keep_time(time: DatabaseTime, database: Database) -> None:
@@ -197,15 +205,16 @@ async def _keep_time(time: DatabaseTime, database: Database) -> None:
 
 
 def _make_server(app: GatewayApp, options: ServeOptions, listener: socket.socket) -> _Server:
+    tls = None
+    if options.tls_cert is not None and options.tls_key is not None:
+        tls = tls_context(options.tls_cert, options.tls_key)
     config = uvicorn.Config(
         app,
         log_config=None,
         log_level=options.log_level,
         access_log=False,
         lifespan="off",
-        http=guarded_protocol(ConnectionLimits()),
-        ssl_certfile=options.tls_cert,
-        ssl_keyfile=options.tls_key,
+        http=cast("Any", guarded_protocol(ConnectionLimits(), tls)),
         ws="none",
         server_header=False,
         proxy_headers=False,

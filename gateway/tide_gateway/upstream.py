@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -126,7 +127,7 @@ async def _call(
     body = codec.dumps(payload)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
-    num_broken = 0
+    num_broken, begun_s = 0, perf_counter()
     while num_broken < MAX_RESENDS and not server.exited.is_set():
         left_s = deadline_s - loop.time()
         if left_s <= 0:
@@ -149,6 +150,7 @@ async def _call(
             num_broken += not isinstance(error, ConnectFailed)
             await _same_incarnation(server, deadline_s)
             continue
+        server.took(path, perf_counter() - begun_s)
         return _parse(model, response)
     raise EnvironmentLost("the environment server is gone")
 

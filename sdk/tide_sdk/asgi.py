@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -34,6 +34,18 @@ class ClientGone(Exception):
     """The caller went away while its body was read."""
 
 
+class BodyCount(Protocol):
+    """Who counts the bytes of bodies that are in memory; either method may refuse with an error of the contract."""
+
+    def expect(self, num_bytes: int) -> None:
+        """A body says that it has that length; none of it was read."""
+        ...
+
+    def hold(self, num_bytes: int) -> None:
+        """So many bytes more are there."""
+        ...
+
+
 def check_version(scope: Scope) -> None:
     """Refuse a call that names another version of the contract.
 
@@ -52,51 +64,60 @@ def _check_named_version(value: bytes) -> None:
         raise TideError("invalid", words, field=CONTRACT_HEADER)
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, count: BodyCount | None = None) -> bytes:
     """The whole body of a JSON call, received within `BODY_LIMIT_S`.
 
+    Args:
+        scope: of the request.
+        receive: gives the body.
+        max_bytes: a larger one is refused.
+        count: is told of each byte before it is kept.
+
     Raises:
-        TideError: 413, 415, or 422 for another contract version or a body that does not come.
+        TideError: 413, 415, 422 for another contract version or a body that does not come, or what `count` raises.
         ClientGone: the connection ended before the body did.
     """
-    content_type, declared = b"", b""
+    content_type = b""
+    num_bytes = 0
     headers: Headers = scope["headers"]
     for name, value in headers:
         if name == b"content-type":
             content_type = value
-        elif name == b"content-length":
-            declared = value
+        elif name == b"content-length" and value.isdigit():
+            num_bytes = int(value)
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            raise TideError("media_type", "Content-Encoding: send the body as it is, not compressed")
         elif name == _CONTRACT[0]:
             _check_named_version(value)
-    if declared.isdigit() and int(declared) > max_bytes:
+    if num_bytes > max_bytes:
         raise _too_large(max_bytes)
     if content_type != _JSON_TYPE and content_type.partition(b";")[0].strip().lower() != _JSON_TYPE:
         raise TideError("media_type", "send the body with Content-Type: application/json")
+    if count is not None:
+        count.expect(num_bytes)
     try:
-        return await within(BODY_LIMIT_S, _receive_all(receive, max_bytes))
+        return await within(BODY_LIMIT_S, _receive_all(receive, max_bytes, count))
     except TimeoutError as error:
         words = f"body: it did not arrive within {BODY_LIMIT_S:g} s"
         raise TideError("invalid", words, field="body") from error
 
 
-async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
-    event = await receive()
-    body: bytes = event.get("body", b"")
-    if event.get("more_body"):
-        pieces, num_bytes = [body], len(body)
-        while event.get("more_body"):
-            event = await receive()
-            piece: bytes = event.get("body", b"")
-            pieces.append(piece)
-            num_bytes += len(piece)
-            if num_bytes > max_bytes:
-                raise _too_large(max_bytes)
-        body = b"".join(pieces)
-    if event["type"] == "http.disconnect":
-        raise ClientGone
-    if len(body) > max_bytes:
-        raise _too_large(max_bytes)
-    return body
+async def _receive_all(receive: Receive, max_bytes: int, count: BodyCount | None) -> bytes:
+    pieces: list[bytes] = []
+    num_bytes, more = 0, True
+    while more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        piece: bytes = event.get("body", b"")
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        if count is not None:
+            count.hold(len(piece))
+        pieces.append(piece)
+        more = event.get("more_body", False)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _too_large(max_bytes: int) -> TideError:

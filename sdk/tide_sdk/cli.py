@@ -1,4 +1,4 @@
-"""`tide-env`: serve an environment class.
+"""`tide-env`: write an environment, serve its class, check a server.
 
 Each subcommand is a module with `add_parser(subparsers)`; it sets `run`, a function of the parsed arguments that
 returns the exit code.
@@ -10,14 +10,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tide_sdk import serve
+from tide_sdk import new, serve
+from tide_sdk.check import command as check
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 on success, 2 if it was called wrongly."""
-    parser = argparse.ArgumentParser(prog="tide-env", description="Serve and try out environments.")
+    parser = argparse.ArgumentParser(prog="tide-env", description="Write, serve and check environments.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subparsers)
+    check.add_parser(subparsers)
+    new.add_parser(subparsers)
     arguments = parser.parse_args(argv)
     try:
         return int(arguments.run(arguments))

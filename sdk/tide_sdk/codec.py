@@ -66,8 +66,23 @@ def loads(body: bytes | bytearray | memoryview | str) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """True if two parsed values are the same JSON, whatever the order of their keys (true is not 1 here)."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    """True if two parsed values are the same JSON, however deep: key order is free, 1 is 1.0, and true is not 1."""
+    pairs = [(one, other)]
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, dict) and isinstance(b, dict):
+            first, second = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
+            if first.keys() != second.keys():
+                return False
+            pairs.extend((value, second[key]) for key, value in first.items())
+        elif isinstance(a, list) and isinstance(b, list):
+            these, those = cast("list[Any]", a), cast("list[Any]", b)
+            if len(these) != len(those):
+                return False
+            pairs.extend(zip(these, those, strict=True))
+        elif isinstance(a, bool) is not isinstance(b, bool) or a != b:
+            return False
+    return True
 
 
 def check_plain(data: Any, depth: int = 0) -> None:

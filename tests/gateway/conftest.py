@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from doctor_bench import Doctor
 from fresh_databases import FreshDatabases, kind_params
 from sqlalchemy import update
 
@@ -253,3 +254,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 def benches_class() -> type[Benches]:
     """For a test that runs its own event loop."""
     return Benches
+
+
+@pytest.fixture
+def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """`tide-gateway doctor` in the test's folder."""
+    monkeypatch.delenv("TIDE_GATEWAY_TOKENS", raising=False)
+    return Doctor(tmp_path, capsys)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tide_gateway.database import OutcomeUnknown
-from tide_gateway.service.tasks import TaskService
+from tide_gateway.service import tasks
 
 pytestmark = pytest.mark.postgres
 
@@ -40,16 +40,16 @@ async def test_a_gateway_that_opens_while_the_last_one_stops_keeps_its_servers(r
     stopping = await replicated.open()
     await stopping.start("old")
     opened = []
-    honest = TaskService._destroy_all
+    honest = tasks.destroy_all
 
-    async def late(service, *args) -> None:
+    async def late(*args) -> None:
         # The stop has said that it is the last one, and destroys what it had; a new gateway comes up.
         newer = await replicated.open()
         opened.append((newer, (await newer.start("new"))["task_id"]))
-        await honest(service, *args)
+        await honest(*args)
 
     with monkeypatch.context() as stop:
-        stop.setattr(TaskService, "_destroy_all", late)
+        stop.setattr(tasks, "destroy_all", late)
         await stopping.service.stop(drain_s=0.0)
     ((newer, task_id),) = opened
     await newer.service.sweep()

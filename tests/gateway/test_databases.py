@@ -132,6 +132,19 @@ async def test_a_cancelled_callers_transaction_is_committed(database):
     await again.close()
 
 
+async def test_calls_beyond_those_that_may_wait_fail_at_once_and_are_served_again_later(database, monkeypatch):
+    monkeypatch.setattr("tide_gateway.database.MAX_WAITING", 8)
+    gate = threading.Event()
+    held = [asyncio.create_task(database.read(lambda _: gate.wait(20))) for _ in range(8)]
+    await asyncio.sleep(0)  # all are asked for
+    with pytest.raises(StorageFailed, match="too many calls wait"):
+        await database.read(lambda _: None)
+    await database.write(lambda _: None)
+    gate.set()
+    assert await asyncio.gather(*held) == [True] * 8
+    assert await database.read(lambda _: 1) == 1
+
+
 async def test_only_postgresql_is_shared(database):
     assert database.shared == (database.url.get_backend_name() == "postgresql")
 

@@ -7,11 +7,13 @@ import logging
 import os
 import signal
 
+import httpx
 import pytest
-from docker_engine import docker_runtimes, docker_spec, engine_with_images, inside, shared_engine
+from docker_engine import DockerEngine, docker_runtimes, docker_spec, engine_with_images, inside, shared_engine
+from gateway_cluster import GatewayCluster, scripted
 
 from tide_gateway import upstream
-from tide_gateway.runtimes import Gone, LaunchFailed
+from tide_gateway.runtimes import Gone, LaunchFailed, RuntimeAway
 from tide_gateway.runtimes.docker_engines import Engine
 
 pytestmark = pytest.mark.docker
@@ -143,7 +145,8 @@ async def test_containers_outlive_a_killed_engine_and_their_later_deaths_are_not
         kept, lost = [await runtime.launch(name, slot, spec, LAUNCH_S) for slot, name in enumerate(("kept", "lost"))]
         pids = processes_of(restored, lost.place.handle)
         restored.kill()
-        assert await runtime.survey() == set()
+        with pytest.raises(RuntimeAway):
+            await runtime.survey()
         with pytest.raises(LaunchFailed, match=f"no Docker engine is up .*{restored.url}"):
             await runtime.launch("third", 2, spec, LAUNCH_S)
         await runtime.destroy("third", spec, None, 0.0)
@@ -222,3 +225,26 @@ async def test_an_engine_that_hangs_is_given_up_and_starts_go_elsewhere(tmp_path
             await runtime.destroy("none", spec, None, 0.0)
         finally:
             restored.hang(False)
+
+
+async def test_a_gateway_is_ready_while_its_engine_answers(tmp_path, eventually):
+    engine = DockerEngine().start()
+    table = scripted("docker", docker={"image": "none", "engines": [engine.url]}, command=["serve"])
+    try:
+        with GatewayCluster(tmp_path, f"sqlite:///{tmp_path / 'gateway.db'}", {"boxed": table}) as cluster:
+            await asyncio.to_thread(cluster.start)
+            async with httpx.AsyncClient(base_url=cluster.urls[0], timeout=30) as client:
+                assert (await client.get("/readyz")).json()["runtimes"] == {"docker": "up"}
+
+                async def is_ready() -> bool:
+                    return (await client.get("/readyz")).status_code == 200
+
+                async def is_away() -> bool:
+                    return not await is_ready()
+
+                engine.kill()
+                await eventually(is_away, "the engine is away")
+                engine.start()
+                await eventually(is_ready, "the engine is back")
+    finally:
+        engine.stop()

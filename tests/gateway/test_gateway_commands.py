@@ -54,6 +54,23 @@ def test_servers_cannot_outlive_the_gateway_by_no_number_of_seconds(tmp_path, co
     assert f"--outlive-s {float(seconds):g}: must be 0, or 0.1 or more" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--drain-s", "-1", "must be 0 to 3600 seconds"),
+        ("--drain-s", "nan", "must be 0 to 3600 seconds"),
+        ("--retention-days", "-1", "must be 0.01 to"),
+        ("--retention-days", "0.001", "must be 0.01 to"),
+        ("--retention-days", "nan", "must be 0.01 to"),
+    ],
+)
+def test_a_drain_or_a_retention_that_makes_no_sense_is_refused(tmp_path, config, capsys, option, value, words):
+    options = ["--config", str(config), "--port", "0", "--database", f"sqlite:///{tmp_path / 'gateway.db'}"]
+    assert main(["serve", *options, option, value]) == 2
+    err = capsys.readouterr().err
+    assert f"{option} {float(value):g}: {words}" in err
+
+
 @pytest.mark.parametrize("host", ["a" * 300, "a..b", "no host"])
 def test_a_host_that_is_no_name_is_refused(tmp_path, config, capsys, monkeypatch, host):
     monkeypatch.setenv("TIDE_GATEWAY_TOKENS", "ann:0123456789abcdef")

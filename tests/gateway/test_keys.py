@@ -194,6 +194,26 @@ async def test_keys_that_cannot_be_read_are_503_and_nobody_gets_in(store):
     assert (await owners.caller(bearer(text))).owner == "ann"
 
 
+async def test_what_is_wanted_while_the_database_is_away_goes_by_the_keys_as_last_known(store, monkeypatch):
+    monkeypatch.setattr(auth, "FRESH_S", 0.0)
+    text, _ = await store.create("olga", "operator")
+    owners, open_once, never_read = Owners({}, store), Owners({}, store), Owners({}, store)
+    assert await owners.as_last_known(bearer(text)) == Caller("olga", "operator")
+    open_once._read_once = True
+    store.broken = True
+    assert await owners.as_last_known(bearer(text)) == Caller("olga", "operator")
+    assert await open_once.as_last_known(None) == LOCAL
+    for owner, given in ((owners, bearer("tide_00000000_" + "A" * 43)), (never_read, bearer(text)), (never_read, None)):
+        with pytest.raises(TideError) as caught:
+            await owner.as_last_known(given)
+        assert caught.value.code == "unavailable"
+    store.broken = False
+    for given in (None, bearer("tide_00000000_" + "A" * 43)):
+        with pytest.raises(TideError) as caught:
+            await owners.as_last_known(given)
+        assert caught.value.code == "unauthorized"
+
+
 async def test_the_first_key_closes_the_gateway_for_good(store, monkeypatch):
     monkeypatch.setattr(auth, "FRESH_S", 0.0)
     owners = Owners({}, store)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from raw_http import RawSite, SlowApp, serving
 
-from tide_gateway.connections import ConnectionLimits
+from tide_gateway.connection_limits import ConnectionLimits
 
 LONG = ConnectionLimits()
 SHORT = ConnectionLimits(first_byte_s=0.2, header_s=0.2, body_pause_s=0.2, body_s=0.4, rest_s=0.2)

@@ -278,7 +278,7 @@ async def test_the_published_document_says_which_calls_need_a_key(site):
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, calls in document["paths"].items():
         for call in calls.values():
-            assert ("403" in call["responses"]) == ("security" in call) == (path != "/healthz")
+            assert ("401" in call["responses"]) == ("security" in call) == (path not in ("/healthz", "/readyz"))
             for status, answer in call["responses"].items():
                 if not status.startswith("2"):
                     assert list(answer["content"]) == ["application/problem+json"]

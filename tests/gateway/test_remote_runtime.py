@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from remote_peer import HEALTH, Peer, spec_of
 
-from tide_gateway.runtimes import Gone, LaunchFailed, Place
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, RuntimeAway
 from tide_gateway.runtimes.remote import RemoteRuntime
 from tide_gateway.specs import RemoteUrl
 from tide_sdk.http import ConnectFailed, ProtocolFailed
@@ -188,3 +188,20 @@ async def test_a_token_file_that_cannot_be_used_is_named(peer, runtime, tmp_path
         await runtime.launch("far", 0, spec, 60.0)
     assert not content or content not in str(caught.value)
     assert peer.connections == 0
+
+
+async def test_the_runtime_is_away_while_no_registered_server_answers(peer):
+    async with Peer().serve() as second:
+        spec = spec_of(f"http://127.0.0.1:{peer.port}", f"http://127.0.0.1:{second.port}")
+        runtime = RemoteRuntime([spec])
+        assert await runtime.survey() == set()
+        second.kill()
+        assert await runtime.survey() == set(), "one of two is enough"
+        peer.status = 503
+        with pytest.raises(RuntimeAway):
+            await runtime.survey()
+        peer.status = 200
+        await runtime.launch("far", 0, spec, 5.0)
+        num_asked = len(peer.heads)
+        assert (await runtime.survey(), len(peer.heads)) == (set(), num_asked), "it is watched already"
+        await runtime.close()

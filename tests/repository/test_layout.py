@@ -24,6 +24,7 @@ TOP_FOLDERS = (
 # Files besides settings.py that may touch the process environment, each with the reason.
 READS_ENVIRONMENT = {
     "gateway/tide_gateway/runtimes/ray_actor.py": "runs on a node of the cluster, whose variables its server inherits",
+    "sdk/tide_sdk/check/launched.py": "the server that it starts inherits the environment, with a port added",
     "sdk/tide_sdk/serve.py": "the SDK has no settings; the gateway tells the server it starts to end with its parent",
     "trainer/tide_trainer/cluster/local.py": "child processes inherit the environment, with the run's cookie added",
 }

@@ -78,5 +78,9 @@ def test_both_libraries_read_what_the_other_wrote(data):
 
 def test_same_ignores_the_order_of_keys_but_not_types():
     assert codec.same({"a": 1, "b": [2]}, {"b": [2], "a": 1})
+    assert codec.same({"a": [1, None]}, {"a": [1.0, None]})
+    assert not codec.same({"a": None}, {})
+    assert not codec.same([1], [1, 1])
+    assert not codec.same({"a": "1"}, {"a": 1})
     assert not codec.same({"a": 1}, {"a": True})
     assert not codec.same([1, 2], [2, 1])

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import uvicorn
 
-from tide_gateway.connections import ConnectionLimits, guarded_protocol
+from tide_gateway.connection_limits import ConnectionLimits
+from tide_gateway.connections import guarded_protocol
 
 
 @dataclass
@@ -89,9 +91,9 @@ class RawSite:
 
 
 @asynccontextmanager
-async def serving(limits: ConnectionLimits, app: SlowApp) -> AsyncIterator[RawSite]:
+async def serving(limits: ConnectionLimits, app: SlowApp, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawSite]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=guarded_protocol(limits), ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=guarded_protocol(limits, tls), ws="none", lifespan="off", log_config=None)
     config.timeout_keep_alive = 60
     config.timeout_graceful_shutdown = 1
 

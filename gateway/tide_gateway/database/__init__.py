@@ -45,6 +45,8 @@ T = TypeVar("T")
 MAX_ATTEMPTS = 3
 MAX_BACKOFF_S = 0.05
 WATCH_INTERVAL_S = 0.5
+MAX_WAITING = 16_384
+"""Calls at once of one kind, most of which wait for a thread; one more fails."""
 _EXAMPLES = "write sqlite:///path/to/file.db or postgresql://user@host/name"
 
 
@@ -192,6 +194,7 @@ class _Side:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._guard = threading.Lock()
         self._calls: set[_Call] = set()
+        self._num_calls = 0
         self._thread = threading.local()
         self._held: set[Connection] = set()
         self._closed = threading.Event()
@@ -200,8 +203,14 @@ class _Side:
             self._watch.start()
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
-        call = _Call(time.monotonic() + self._backend.deadline_s)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call, fn)
+        if self._num_calls >= MAX_WAITING:
+            raise StorageFailed("too many calls wait for the database")
+        self._num_calls += 1
+        try:
+            call = _Call(time.monotonic() + self._backend.deadline_s)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call, fn)
+        finally:
+            self._num_calls -= 1
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)

@@ -8,11 +8,14 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tide_gateway.auth import Owners, stored
-from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, caller_of, check, described
+from tide_gateway.endpoints.calls import caller_of, check, described, small_body_of
 from tide_gateway.keys import MAX_LABEL_CHARS, MAX_TASKS, Key, KeyRefused, KeyStore
 from tide_gateway.roles import Role
-from tide_sdk.asgi import read_body
+from tide_gateway.specs import NAME
 from tide_sdk.errors import TideError
+from tide_sdk.wire import PRINTABLE
+
+_OWNER = f"^{NAME.pattern}$"
 
 
 class KeyRequest(BaseModel):
@@ -20,9 +23,9 @@ class KeyRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    owner: str = Field(min_length=1, max_length=64)
+    owner: str = Field(pattern=_OWNER)
     role: Role = "agent"
-    label: str = Field(default="", max_length=MAX_LABEL_CHARS)
+    label: str = Field(default="", max_length=MAX_LABEL_CHARS, pattern=PRINTABLE)
     expires_days: float | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
 
 
@@ -83,7 +86,7 @@ def make_accounts_router(owners: Owners) -> APIRouter:
     async def create(request: Request, response: Response) -> NewKeyView:
         """Make a key; its text is in this answer and nowhere else."""
         store = await store_for(request)
-        wanted = check(KeyRequest, await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES))
+        wanted = check(KeyRequest, await small_body_of(request))
         days = wanted.expires_days
         lifetime_s = None if days is None else days * 86400.0
         try:
@@ -111,10 +114,10 @@ def make_accounts_router(owners: Owners) -> APIRouter:
         return [OwnerView(owner=o.owner, max_tasks=o.max_tasks) for o in await stored(store.owners())]
 
     @router.put("/owners/{owner}", openapi_extra=described(OwnerRequest))
-    async def set_owner(request: Request, owner: Annotated[str, Path(max_length=64)]) -> OwnerView:
+    async def set_owner(request: Request, owner: Annotated[str, Path(pattern=_OWNER)]) -> OwnerView:
         """Set how many tasks an owner may have at once; safe to repeat."""
         store = await store_for(request)
-        wanted = check(OwnerRequest, await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES))
+        wanted = check(OwnerRequest, await small_body_of(request))
         try:
             limit = await stored(store.set_owner(owner, wanted.max_tasks))
         except KeyRefused as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
 from tide_gateway.auth import Owners
+from tide_gateway.load import Held
 from tide_gateway.roles import Caller
 from tide_sdk import codec
-from tide_sdk.asgi import invalid, parse_json
+from tide_sdk.asgi import Headers, Scope, invalid, parse_json, read_body
 from tide_sdk.errors import TideError
 
 if TYPE_CHECKING:
@@ -23,14 +24,46 @@ MAX_CONTAINERS = 500_000
 """Arrays and objects in a body."""
 
 
-async def caller_of(request: Request, owners: Owners) -> Caller:
-    """Who makes the call.
+HELD = "tide.held"
+"""The scope's entry with what the call holds (`tide_gateway.load`); `GatewayApp` puts it there."""
+
+
+def authorization_of(scope: Scope) -> bytes | None:
+    """The one header `Authorization`, None where there is none.
 
     Raises:
-        TideError: 401 or 503.
+        TideError: 401, there are two: a proxy that looked at one of them may have meant the other.
     """
-    header = request.headers.get("authorization")
-    return await owners.caller(None if header is None else header.encode("latin-1"))
+    found: bytes | None = None
+    for name, value in cast("Headers", scope["headers"]):
+        if name == b"authorization":
+            if found is not None:
+                raise TideError("unauthorized", "send the header Authorization once")
+            found = value
+    return found
+
+
+async def caller_of(request: Request, owners: Owners) -> Caller:
+    """Who makes the call, which counts from here on as one of its owner's.
+
+    Raises:
+        TideError: 401, 429 or 503.
+    """
+    caller = await owners.caller(authorization_of(request.scope))
+    held: Held | None = request.scope.get(HELD)
+    if held is not None:
+        held.enter(caller.owner, "view")
+    return caller
+
+
+async def small_body_of(request: Request) -> bytes:
+    """The body of a call that carries neither a message nor a task's parameters.
+
+    Raises:
+        TideError: as `read_body`.
+        ClientGone: as `read_body`.
+    """
+    return await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES, request.scope.get(HELD))
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

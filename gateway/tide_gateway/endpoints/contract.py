@@ -8,20 +8,27 @@ A framework's routing and serialisation would cost several times what the turn i
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 from urllib.parse import parse_qs
 
 from tide_gateway.auth import Owners
-from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, check, check_size, parse_body
+from tide_gateway.endpoints.calls import HELD, MAX_SMALL_BODY_BYTES, authorization_of, check, check_size, parse_body
+from tide_gateway.load import Held
+from tide_gateway.repository import StorageFailed
 from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.asgi import ClientGone, Receive, Scope, Send, check_version, read_body, send_json, send_problem
 from tide_sdk.errors import TideError
-from tide_sdk.wire import EndRequest, EpochRequest, ObservationRequest, StartRequest
+from tide_sdk.wire import PRINTABLE, EndRequest, EpochRequest, ObservationRequest, StartRequest
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_TASK_BYTES = 4 * 1024 * 1024
 MAX_TASK_DEPTH = 64
 PATHS = frozenset({"/start", "/observation", "/pause", "/resume", "/end"})
+_PRINTABLE = re.compile(PRINTABLE.removesuffix("$") + r"\Z")  # in Python "$" lets a last new line pass
+_WAITING = frozenset({"/start", "/observation"})
+"""Their POST may wait for an environment."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +56,9 @@ class ContractApp:
             return
         except ClientGone:
             return
+        except StorageFailed as error:
+            await send_problem(send, storage_failed(error))
+            return
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             await send_problem(send, TideError("internal", "an unexpected failure; see the gateway's log"))
@@ -58,8 +68,10 @@ class ContractApp:
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         path, method = scope["path"], scope["method"]
         check_version(scope)
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        caller = await self._owners.caller(headers.get(b"authorization"))
+        caller = await self._owners.caller(authorization_of(scope))
+        held: Held | None = scope.get(HELD)
+        if held is not None:
+            held.enter(caller.owner, "waiting" if method == "POST" and path in _WAITING else "quick")
         if path == "/observation" and method == "GET":
             task_id = _task_id_of(scope["query_string"])
             return 200, await self._owners.for_task(caller, task_id, lambda owner: self._service.latest(owner, task_id))
@@ -67,19 +79,14 @@ class ContractApp:
             allowed = "GET, POST" if path == "/observation" else "POST"
             raise TideError("method_not_allowed", f"{path} takes {allowed}", allow=allowed)
         if path == "/observation":
-            body = await read_body(scope, receive, self._max_body_bytes)
-            data = parse_body(body)
-            action = check(ObservationRequest, body)
+            # Nothing else of the body is kept while the environment acts.
+            task_id, turn, message = _action_of(await read_body(scope, receive, self._max_body_bytes, held))
             # An operator reads and ends the tasks of others, but does not act in them.
-            return 200, await self._service.observe(caller.owner, action.task_id, action.turn, data["message"])
+            return 200, await self._service.observe(caller.owner, task_id, turn, message)
         if path == "/start":
-            body = await read_body(scope, receive, self._max_body_bytes)
-            data = parse_body(body)
-            request = check(StartRequest, body)
-            if request.task:
-                check_size("task", request.task, MAX_TASK_BYTES, MAX_TASK_DEPTH)
+            request, data = _start_of(await read_body(scope, receive, self._max_body_bytes, held))
             return 201, await self._service.start(caller.owner, request, data)
-        body = await read_body(scope, receive, min(self._max_body_bytes, MAX_SMALL_BODY_BYTES))
+        body = await read_body(scope, receive, min(self._max_body_bytes, MAX_SMALL_BODY_BYTES), held)
         return 200, await self._on_task(path, caller, body)
 
     async def _on_task(self, path: str, caller: Caller, body: bytes) -> bytes:
@@ -92,8 +99,27 @@ class ContractApp:
         return await self._owners.for_task(caller, request.task_id, lambda owner: change(owner, request))
 
 
+def storage_failed(error: StorageFailed) -> TideError:
+    """What a caller is told while the database does not answer, which is logged where it is noticed first."""
+    return TideError("unavailable", f"the database does not answer: {error}; call again", retry_after_s=1)
+
+
+def _action_of(body: bytes) -> tuple[str, int, dict[str, Any]]:
+    data = parse_body(body)
+    action = check(ObservationRequest, body)
+    return action.task_id, action.turn, data["message"]
+
+
+def _start_of(body: bytes) -> tuple[StartRequest, dict[str, Any]]:
+    data = parse_body(body)
+    request = check(StartRequest, body)
+    if request.task:
+        check_size("task", request.task, MAX_TASK_BYTES, MAX_TASK_DEPTH)
+    return request, data
+
+
 def _task_id_of(query: bytes) -> str:
     values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("task_id", [])
-    if len(values) != 1 or not 1 <= len(values[0]) <= 128 or not values[0].isprintable():
+    if len(values) != 1 or not 1 <= len(values[0]) <= 128 or not _PRINTABLE.match(values[0]):
         raise TideError("invalid", "task_id: give it once, as ?task_id=...", field="task_id")
     return values[0]

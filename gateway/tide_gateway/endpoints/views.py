@@ -1,4 +1,4 @@
-"""The views: tasks, environments, capacity and health, as FastAPI routes."""
+"""The views: tasks, environments and capacity, as FastAPI routes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
 from tide_gateway.auth import Owners
-from tide_gateway.endpoints.calls import MAX_SMALL_BODY_BYTES, caller_of, check, described
+from tide_gateway.endpoints.calls import caller_of, check, described, small_body_of
 from tide_gateway.endpoints.logs import MAX_TAIL_BYTES, read_tail
 from tide_gateway.fleet import Fleet
 from tide_gateway.repository import Instance
 from tide_gateway.repository.slots import Slots
 from tide_gateway.runtimes import Place
 from tide_gateway.service.tasks import TaskService
-from tide_sdk.asgi import read_body
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
 from tide_sdk.wire import PRINTABLE, CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
@@ -68,13 +67,6 @@ class EnvironmentView(View):
     servers: list[ServerView] | None
 
 
-class HealthView(View):
-    """The gateway answers."""
-
-    status: str
-    replica: str
-
-
 def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None = None) -> APIRouter:
     """The routes of the views.
 
@@ -84,12 +76,6 @@ def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None 
         logs: the folder of the environment servers' log files, `NAME.log`; None where there is none.
     """
     router = APIRouter()
-
-    @router.get("/healthz", tags=["operation"])
-    async def healthz() -> HealthView:
-        """Whether the gateway answers; needs no key."""
-        return HealthView(status="ok", replica=service.replica)
-
     _add_tasks(router, service, owners)
     _add_environments(router, service, owners, logs)
     return router
@@ -165,8 +151,7 @@ def _add_environments(router: APIRouter, service: TaskService, owners: Owners, l
     async def heartbeat(request: Request) -> HeartbeatResponse:
         """Promise to call again within `timeout_s`; null withdraws the promise."""
         owner = (await caller_of(request, owners)).owner
-        body = await read_body(request.scope, request.receive, MAX_SMALL_BODY_BYTES)
-        beat = check(HeartbeatRequest, body)
+        beat = check(HeartbeatRequest, await small_body_of(request))
         num_tasks = await service.heartbeat(owner, beat.prefix, beat.timeout_s)
         return HeartbeatResponse(owner_tasks=num_tasks, timeout_s=beat.timeout_s)
 

@@ -13,6 +13,7 @@ from tide_gateway.database import Database, OutcomeUnknown, StorageFailed
 from tide_gateway.lifecycle import ENDED_S, OPEN, Task
 from tide_gateway.models import EventRow, InstanceRow, StartRow, TaskRow, TurnRow
 from tide_gateway.repository import group
+from tide_gateway.repository.census import CensusRows
 from tide_gateway.repository.instances import InstanceRows
 from tide_gateway.repository.replicas import ReplicaRows
 from tide_gateway.repository.slots import SlotRows
@@ -50,6 +51,7 @@ class Repository:
 
     def __init__(self, database: Database, blobs: BlobStore) -> None:
         self.shared = database.shared
+        self.census = CensusRows(database)
         self.instances = InstanceRows(database)
         self.replicas = ReplicaRows(database)
         self.slots = SlotRows(database, blobs)

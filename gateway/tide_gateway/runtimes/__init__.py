@@ -10,6 +10,7 @@ Everything that is said to a server goes through its `Channel`, the same for all
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +26,10 @@ class LaunchFailed(Exception):
 
 class Gone(Exception):
     """There is no such environment server any more, or another incarnation is in its place."""
+
+
+class RuntimeAway(Exception):
+    """Nothing of the runtime answers: no engine, no cluster, no server."""
 
 
 class Channel(Protocol):
@@ -88,6 +93,7 @@ class Server:
         health: what it said when it became ready; its incarnation never changes while it lives.
         place: where it runs.
         exited: set at once when it is gone, for whatever reason; set by whoever sees it first.
+        took: told of each of the five calls, its path and the seconds to its answer.
     """
 
     name: str
@@ -95,6 +101,7 @@ class Server:
     health: HealthResponse
     place: Place
     exited: asyncio.Event = field(default_factory=asyncio.Event)
+    took: Callable[[str, float], None] = lambda _path, _seconds: None
 
 
 class Runtime(Protocol):
@@ -138,7 +145,11 @@ class Runtime(Protocol):
         ...
 
     async def survey(self) -> set[str]:
-        """The names of all that exists of this deployment, whoever launched it; [] where nothing outlives a gateway."""
+        """The names of all that exists of this deployment, whoever launched it; [] where nothing outlives a gateway.
+
+        Raises:
+            RuntimeAway: nothing of it answers. Where a part answers, the others are logged.
+        """
         ...
 
     async def freeze(self, server: Server, frozen: bool) -> None:

@@ -127,7 +127,11 @@ class DockerRuntime:
 
     async def survey(self) -> set[str]:
         """The instances with a container on any engine that answers. A name that is missing is no proof of its end
-        while an engine is down: those are logged."""
+        while an engine is down: those are logged.
+
+        Raises:
+            RuntimeAway: no engine answers.
+        """
         return await self._engines.survey()
 
     async def freeze(self, server: Server, frozen: bool) -> None:

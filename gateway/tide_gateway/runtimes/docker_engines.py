@@ -139,8 +139,12 @@ class Engine:
         self._stopping.set()
         self._break("closed")
         await in_thread(lambda: self._thread.join(_CONNECT_S), 2 * _CONNECT_S)
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # its thread still waits for an engine that says nothing, for longer than a stop may
+        try:
             client, self._client = self._client, None
+        finally:
+            self._lock.release()
         if client is not None:
             client.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from tide_gateway.runtimes import LaunchFailed
@@ -39,13 +40,13 @@ class Images:
         if options.pull == "always":
             await self._pull(engine, options)
         found = await _platform_of(engine, options.image)
-        if options.pull == "missing" and (found is None or (options.platform and not _fits(found, wanted))):
+        if options.pull == "missing" and (found is None or (options.platform and not fits(found, wanted))):
             await self._pull(engine, options)
             found = await _platform_of(engine, options.image)
         if found is None:
             fix = 'build or pull it there, or set pull = "missing"' if options.pull == "never" else "pull it again"
             raise LaunchFailed(f"image {options.image!r} is not on the engine {engine.url}; {fix}")
-        if not _fits(found, wanted):
+        if not fits(found, wanted):
             raise LaunchFailed(
                 f"image {options.image!r} is built for {found}, but the engine {engine.url} wants {wanted}; build it "
                 f'for {wanted}, or set platform = "{found}" where the engine can emulate that'
@@ -104,10 +105,15 @@ async def _platform_of(engine: Engine, image: str) -> str | None:
         if error.status == 404:
             return None
         raise LaunchFailed(f"image {image!r} cannot be inspected on the engine {engine.url}: {error}") from error
+    return platform_in(inspected)
+
+
+def platform_in(inspected: Mapping[str, Any]) -> str:
+    """What an image is built for, from what an engine says of it."""
     variant = f"/{inspected['Variant']}" if inspected.get("Variant") else ""
     return f"{inspected.get('Os', 'linux')}/{inspected.get('Architecture', '')}{variant}"
 
 
-def _fits(found: str, wanted: str) -> bool:
+def fits(found: str, wanted: str) -> bool:
     """Whether they name the same system and architecture, and the same variant where both name one."""
     return all(ours == theirs for ours, theirs in zip(found.split("/"), wanted.split("/"), strict=False))

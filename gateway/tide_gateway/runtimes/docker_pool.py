@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tide_gateway.runtimes import LaunchFailed
+from tide_gateway.runtimes import LaunchFailed, RuntimeAway
 from tide_gateway.runtimes.docker_container import DEPLOYMENT, INSTANCE
 from tide_gateway.runtimes.docker_engines import Engine
 from tide_gateway.runtimes.docker_images import Images
@@ -77,9 +77,16 @@ class Engines:
         raise LaunchFailed(f"no Docker engine is up ({reasons})")
 
     async def survey(self) -> set[str]:
-        """The instances with a container on any engine that answers; the others are logged."""
+        """The instances with a container on any engine that answers; the others are logged.
+
+        Raises:
+            RuntimeAway: none answers.
+        """
         found = await asyncio.gather(*(self._survey_one(engine) for engine in self.known(None)))
-        return set[str]().union(*found)
+        answered = [names for names in found if names is not None]
+        if found and not answered:
+            raise RuntimeAway("no Docker engine answers")
+        return set[str]().union(*answered)
 
     async def close(self) -> None:
         """Stop pulls and threads. Safe to repeat."""
@@ -93,13 +100,13 @@ class Engines:
     def _urls_of(self, options: DockerOptions) -> tuple[str, ...]:
         return options.engines or (self._environ.get("DOCKER_HOST") or LOCAL_URL,)
 
-    async def _survey_one(self, engine: Engine) -> set[str]:
+    async def _survey_one(self, engine: Engine) -> set[str] | None:
         try:
             await engine.ready()
             listed = await self._list(engine)
         except (EngineRefused, OSError) as error:
             log.warning("a survey leaves out an engine: %s", error)
-            return set()
+            return None
         return {container["Labels"].get(INSTANCE, "") for container in listed} - {""}
 
     async def _list(self, engine: Engine) -> list[dict[str, Any]]:

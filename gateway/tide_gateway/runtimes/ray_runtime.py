@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, RuntimeAway, Server
 from tide_gateway.runtimes.health import until_healthy
 from tide_gateway.runtimes.ray_link import ClusterAway, RayLink, Refused, last_line
 from tide_gateway.specs import EnvironmentSpec, RayOptions
@@ -125,16 +125,24 @@ class RayRuntime:
 
     async def survey(self) -> set[str]:
         """The instances with an actor on any cluster that answers. A name that is missing is no proof of its end while
-        a cluster is away: that is logged. A local cluster is not started for it."""
+        a cluster is away: that is logged. A local cluster is not started for it.
+
+        Raises:
+            RuntimeAway: no cluster answers.
+        """
         links = [link for link in self._links.values() if link.address or link.running]
         found: set[str] = set()
+        num_away = 0
         for result in await asyncio.gather(*(link.call("survey", _SURVEY_S) for link in links), return_exceptions=True):
             if isinstance(result, ClusterAway | Refused):
                 log.warning("no survey: %s", result)
+                num_away += 1
             elif isinstance(result, BaseException):
                 raise result
             else:
                 found.update(result)
+        if links and num_away == len(links):
+            raise RuntimeAway("no Ray cluster answers")
         return found
 
     async def freeze(self, server: Server, frozen: bool) -> NoReturn:

@@ -12,16 +12,18 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from tide_gateway.runtimes import Gone, LaunchFailed, Place, Server
+from tide_gateway.runtimes import Gone, LaunchFailed, Place, RuntimeAway, Server
 from tide_gateway.runtimes.remote_channel import MAX_BODY_BYTES, RemoteChannel, Unfit, health_of, read_token
 from tide_gateway.runtimes.remote_guard import Resolve, resolve
 from tide_gateway.specs import EnvironmentSpec, RemoteOptions, RemoteUrl
 
 _POLL_S = 0.05
 _MAX_POLL_S = 1.0
+_SURVEY_S = 2.0
 REFUSED_S = 5.0
 """Seconds of refused connections after which a server is gone: a proxy in front of it may restart in less."""
 
@@ -54,14 +56,21 @@ class RemoteRuntime:
     """Connects to the servers of `[environments.NAME.remote]`.
 
     Args:
+        specs: the environments whose servers a survey asks, while this process is connected to none.
         resolve: numeric addresses of a host name; asked at every connection.
         max_body_bytes: a server's larger answer fails the call.
         refused_s: seconds of refused connections after which a server is gone.
     """
 
     def __init__(
-        self, *, resolve: Resolve = resolve, max_body_bytes: int = MAX_BODY_BYTES, refused_s: float = REFUSED_S
+        self,
+        specs: Iterable[EnvironmentSpec] = (),
+        *,
+        resolve: Resolve = resolve,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        refused_s: float = REFUSED_S,
     ) -> None:
+        self._known = [(url, spec.remote) for spec in specs if spec.remote is not None for url in spec.remote.urls]
         self._resolve = resolve
         self._max_body_bytes = max_body_bytes
         self._refused_s = refused_s
@@ -96,7 +105,16 @@ class RemoteRuntime:
             await server.channel.aclose()
 
     async def survey(self) -> set[str]:
-        """Nothing: a remote server bears no name of ours."""
+        """Nothing: a remote server bears no name of ours.
+
+        Raises:
+            RuntimeAway: this process is connected to no server, and none of the registered ones answers.
+        """
+        connected = any(not server.exited.is_set() for known in self._servers.values() for server in known)
+        if not self._known or connected:
+            return set()
+        if not any(await asyncio.gather(*(self._answers(url, options) for url, options in self._known))):
+            raise RuntimeAway("no remote server answers")
         return set()
 
     async def freeze(self, server: Server, frozen: bool) -> NoReturn:
@@ -112,6 +130,20 @@ class RemoteRuntime:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for server in servers:
             await server.channel.aclose()
+
+    async def _answers(self, url: str, options: RemoteOptions) -> bool:
+        channel = None
+        try:
+            async with asyncio.timeout(_SURVEY_S):
+                channel = await self._open(url, options)
+                await health_of(channel)
+        except (Unfit, TimeoutError) as error:
+            log.debug("no survey of %s: %s", url, error)
+            return False
+        finally:
+            if channel is not None:
+                await channel.aclose()
+        return True
 
     async def _connect(
         self, name: str, url: str, spec: EnvironmentSpec, expected: str | None, timeout_s: float

@@ -83,11 +83,13 @@ class Endings:
 
     async def begin(self, live: Live, outcome: Outcome, *, detail: str = "", error: TideError | None = None) -> None:
         """End an open task; the caller holds its lock. Waiting calls get `error`, or that the task has ended."""
-        now_s = self._registry.time.now_s()
+        now_s, since_s = self._registry.time.now_s(), live.task.paused_since_s
         after = lifecycle.ending(live.task, outcome, now_s, detail=detail, worker=self._registry.me)
         words = f"{outcome.kind} {outcome.clock or outcome.reason or ''}".strip()
         event = Event("ending", now_s, words + (f": {detail}" if detail and detail != outcome.reason else ""))
         await self._registry.commit(live, after, events=(event,))
+        if since_s is not None:
+            self._registry.metrics.paused_s.add(after.environment, by=max(0.0, now_s - since_s))
         self.give_up(live, error or lifecycle.refusal(after))
         self.release(live)
 

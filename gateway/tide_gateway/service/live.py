@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 from tide_gateway.committer import Committer
 from tide_gateway.lifecycle import Task, bumped
+from tide_gateway.log_lines import working_on
 from tide_gateway.members import Members
+from tide_gateway.metrics import Metrics
 from tide_gateway.repository import Conflict, Repository, StorageFailed
 from tide_gateway.rows import Change, Event, Intent, Result
 from tide_gateway.timekeeping import Timekeeper
@@ -123,15 +125,20 @@ class Registry:
         committer: writes.
         time: the moment of every change.
         members: this replica and the others.
+        metrics: what this process counts.
     """
 
-    def __init__(self, repository: Repository, committer: Committer, time: Timekeeper, members: Members) -> None:
+    def __init__(
+        self, repository: Repository, committer: Committer, time: Timekeeper, members: Members, metrics: Metrics
+    ) -> None:
         self.repository = repository
         self.committer = committer
         self.time = time
         self.members = members
+        self.metrics = metrics
         self.lives: dict[str, Live] = {}
         self.closed = False
+        self.draining = False
         self._background: set[asyncio.Task[Any]] = set()
         self._logged_s = -STORAGE_LOG_EVERY_S
 
@@ -173,6 +180,7 @@ class Registry:
 
     async def decide(self, live: Live, step: Callable[[], Awaitable[T]]) -> T:
         """Run a decision under the task's lock, again from the new row each time that another replica was faster."""
+        working_on.set(live)
         async with live.lock:
             for _ in range(MAX_CONFLICTS):
                 try:
@@ -200,8 +208,8 @@ class Registry:
             Changed: another replica was faster.
             TideError: it could not be written.
         """
-        if self.closed:
-            raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+        if self.closed or (self.draining and intent is not None):
+            raise TideError("unavailable", "the gateway is stopping; call again", retry_after_s=1)
         after = bumped(after)
         change = Change(after, first=first, intent=intent, result=result, events=events)
         write = asyncio.ensure_future(self.committer.commit(change))

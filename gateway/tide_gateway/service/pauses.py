@@ -53,9 +53,11 @@ class Pauses:
             else:
                 after = lifecycle.resume(live.task, request.epoch, now_s)
             if after is not live.task:
-                moved = after.state is not live.task.state
+                moved, since_s = after.state is not live.task.state, live.task.paused_since_s
                 events = (Event(after.state.value, now_s, f"epoch {after.epoch}"),) if moved else ()
                 await registry.commit(live, after, events=events)
+                if moved and since_s is not None:
+                    registry.metrics.paused_s.add(after.environment, by=max(0.0, now_s - since_s))
                 if moved:
                     live.told = (-1, False)  # whatever it was told before, by whomever
             return answers.epoch_answer(live.task, now_s)

@@ -17,6 +17,7 @@ from typing import Any, cast
 from tide_gateway import lifecycle, upstream
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import ASLEEP_S, Task
+from tide_gateway.log_lines import working_on
 from tide_gateway.repository import StorageFailed
 from tide_gateway.repository.instances import StaleTask
 from tide_gateway.repository.slots import KeyTaken, rules_of
@@ -75,6 +76,7 @@ class Starts:
                     live = await self._begin(owner, request, data, fleet)
                 except KeyTaken:  # by another replica
                     live = await self._keys.known(owner, request, data)
+        working_on.set(live)
         if live.started is not None and live.started.done():
             live.started = None  # how it ended is in the row
         if live.started is None and live.task.state is TaskState.STARTING:
@@ -95,7 +97,7 @@ class Starts:
 
     async def _begin(self, owner: str, request: StartRequest, data: dict[str, Any], fleet: Fleet) -> Live:
         if self.stopping:
-            raise TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+            raise TideError("unavailable", "the gateway is stopping; call again", retry_after_s=1)
         fleet.check()
         now_s = self._registry.time.now_s()
         task = lifecycle.new_task(
@@ -129,6 +131,7 @@ class Starts:
 
     def _go(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         live.follows = False
+        working_on.set(live)
         live.starting = self._registry.spawn(self._run(live, data, fleet), f"tide-start-{live.task.task_id}")
 
     async def settle(self) -> None:
@@ -152,6 +155,7 @@ class Starts:
         except StorageFailed as error:
             raise self._registry.unwritten(task.task_id, error) from error
         if refused is not None:
+            self._registry.metrics.refused.add(task.environment, refused.reason)
             raise TideError("capacity", refused.detail, reason=refused.reason, retry_after_s=refused.retry_after_s)
 
     def _admitted_for_nobody(self, done: asyncio.Future[Any], task: Task, data: dict[str, Any], fleet: Fleet) -> None:

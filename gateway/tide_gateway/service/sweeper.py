@@ -185,12 +185,13 @@ class Sweeper:
             orphans = sorted(names - rows.keys())
             if orphans:
                 log.warning("%d %s servers without a row are destroyed, first: %s", len(orphans), kind, orphans[0])
+                self._registry.metrics.orphans.add(kind, by=len(orphans))
             await asyncio.gather(*(self._destroy(self._runtimes[kind], name) for name in orphans))
         for row in rows.values():
             if not self._hosts(row) and row.replica not in self._registry.members.alive:
                 await self._bury(row)
         for task_id in await self._registry.repository.homeless():
-            await self._endings.lose(task_id, "environment_lost", "the environment server is gone")
+            await self._lose(task_id, "the environment server is gone")
 
     def _hosts(self, row: Instance) -> bool:
         """Whether the row's environment is registered, and still for the runtime that the server was launched in."""
@@ -203,13 +204,17 @@ class Sweeper:
         why = f"environment {row.environment} is registered {words}"
         log.warning("instance %s is removed: %s", row.name, why)
         for task_id in await self._registry.repository.held_by(row.name):
-            await self._endings.lose(task_id, "environment_lost", why)
+            await self._lose(task_id, why)
         if (runtime := self._runtimes.get(row.runtime)) is not None:
             # Only the place says on which engine or cluster: what is registered names other ones by now.
             await self._destroy(runtime, row.name, Place.loads(row.place) if row.place else None)
         else:
             log.error("instance %s may be left: there is no %s runtime here to remove it", row.name, row.runtime)
         await self._registry.repository.instances.forget(row.name)
+
+    async def _lose(self, task_id: str, why: str) -> None:
+        # A context of its own: what is logged afterwards is not about this task.
+        await asyncio.create_task(self._endings.lose(task_id, "environment_lost", why))
 
     async def _survey(self, kind: str, runtime: Runtime) -> set[str]:
         try:

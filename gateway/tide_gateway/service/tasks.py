@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tide_gateway import lifecycle
 from tide_gateway.committer import Committer
 from tide_gateway.fleet import Fleet
-from tide_gateway.lifecycle import Task
 from tide_gateway.members import LEASE_S, Members, this_replica
-from tide_gateway.repository import Instance, InstanceState, Repository, StorageFailed
+from tide_gateway.metrics import Metrics
+from tide_gateway.repository import Instance, Repository, StorageFailed
 from tide_gateway.repository.replicas import Heartbeat
 from tide_gateway.repository.slots import Slots, rules_of
-from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import Place, Runtime
 from tide_gateway.service import answers
+from tide_gateway.service.closing import close_tasks, destroy_all
+from tide_gateway.service.counting import CountingSink
+from tide_gateway.service.draining import drain, to_its_end
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Registry
 from tide_gateway.service.pauses import Pauses
+from tide_gateway.service.readiness import Readiness
 from tide_gateway.service.recovery import Recovery
 from tide_gateway.service.starts import Starts
 from tide_gateway.service.sweeper import Sweeper
@@ -30,15 +32,12 @@ from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
-from tide_sdk.wire import EndRequest, EpochRequest, Outcome, StartRequest, TaskView
+from tide_sdk.wire import EndRequest, EpochRequest, StartRequest, TaskView
 
 log = logging.getLogger(__name__)
 
-DESTROY_GRACE_S = 2.0
 STOP_LIMIT_S = 60.0
-"""Work in flight is over, and all servers are destroyed in parallel, each within this; what is left then is found at
-the next start."""
-STOP_AT_ONCE = 64
+"""Each part of a stop: what is in flight or left after that is found by the next gateway."""
 
 
 class TaskService:
@@ -49,6 +48,7 @@ class TaskService:
         runtimes: by the name that an environment's `runtime` gives.
         repository: the tables.
         time: the one source of time.
+        metrics: what this process counts; new ones where none are given.
         sweep_interval_s: seconds between sweeps.
         clock_sweeps: False in tests that sweep by hand on a manual clock.
         lease_s: seconds after which a silent replica is taken for dead.
@@ -61,6 +61,7 @@ class TaskService:
         repository: Repository,
         time: Timekeeper,
         *,
+        metrics: Metrics | None = None,
         sweep_interval_s: float = 0.1,
         clock_sweeps: bool = True,
         lease_s: float = LEASE_S,
@@ -68,18 +69,18 @@ class TaskService:
         self.replica = secrets.token_hex(4)
         self.environments = environments
         self.fleets: dict[str, Fleet] = {}
-        self.committer = Committer(repository)
+        self.metrics = metrics or Metrics(environments)
+        self.committer = Committer(CountingSink(repository, self.metrics))
         self.members = Members(this_replica(self.replica, time.now_s()), lease_s)
-        self._repository = repository
-        self._runtimes = runtimes
-        self._time = time
-        self._registry = Registry(repository, self.committer, time, self.members)
+        self._repository, self._runtimes, self._time = repository, runtimes, time
+        self._registry = Registry(repository, self.committer, time, self.members, self.metrics)
         self._endings = Endings(self._registry, self.fleets)
         self._pauses = Pauses(self._registry, self._endings)
         self._turns = Turns(self._registry, self._endings, self._pauses)
         self._starts = Starts(self._registry, self.fleets, self._endings)
         self._recovery = Recovery(self._registry, self._starts, self._turns, self._pauses, self._endings)
         self._sweeper = Sweeper(self._registry, self._endings, self._recovery, self.fleets, runtimes, sweep_interval_s)
+        self.readiness = Readiness(repository, self.members, time, runtimes, environments, self._starts)
         self._clock_sweeps = clock_sweeps
         self._loops: list[asyncio.Task[None]] = []
         self._stopped = False
@@ -92,11 +93,14 @@ class TaskService:
 
         Where no replica was up, that time is taken off all running clocks, caps and heartbeats. Environment servers
         that live are attached to, and what was in flight goes on; tasks whose server is gone end as
-        failed(environment_lost), with a null reward.
+        failed(environment_lost), with a null reward. Cancelled at any moment, `stop` leaves all as if it had opened.
         """
         now_s = self._time.now_s()
-        outage_s = await self._repository.replicas.enter(
-            self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+        # Written after `stop` has removed it, the row would be one of a replica that lives.
+        outage_s = await to_its_end(
+            self._repository.replicas.enter(
+                self.members.now(now_s), lambda row: self._repository.shared and self.members.is_alive(row, now_s)
+            )
         )
         if outage_s > 0:
             log.info("no gateway was up for %.1f s, which no clock counts", outage_s)
@@ -124,9 +128,9 @@ class TaskService:
             keep: leave tasks and servers to the next gateway.
         """
         self._starts.stopping = True
-        await self._drain(drain_s)
+        await drain(self._registry, drain_s)
         self._registry.closed = True
-        gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=5)
+        gone = TideError("unavailable", "the gateway is stopping; call again later", retry_after_s=1)
         for live in list(self._registry.lives.values()):
             self._endings.give_up(live, gone)
         try:
@@ -148,10 +152,10 @@ class TaskService:
             rows = await self._repository.instances.all() if ends else []
             if ends:
                 lost = [task for task in await self._repository.open_tasks() if not task.released]
-                await self._close_tasks(lost, "the gateway was stopped, and the environment server with it")
+                await close_tasks(self._repository, lost, now_s)
             await asyncio.gather(*(fleet.close(destroy=ends) for fleet in self.fleets.values()))
             if ends:
-                await self._destroy_all(rows)
+                await destroy_all(self._repository.instances, rows, self._runtimes, self.fleets)
         except StorageFailed as error:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
         self._registry.lives.clear()
@@ -160,6 +164,11 @@ class TaskService:
                 await asyncio.gather(*(runtime.close() for runtime in self._runtimes.values()))
         except TimeoutError:
             log.error("the runtimes were not closed within %g s", STOP_LIMIT_S)
+
+    @property
+    def stopping(self) -> bool:
+        """True once a stop has begun: no start is taken any more, and soon no turn."""
+        return self._starts.stopping
 
     async def start(self, owner: str, request: StartRequest, data: dict[str, Any]) -> bytes:
         """Answer `POST /start`; `data` is the body as parsed."""
@@ -221,6 +230,11 @@ class TaskService:
         loads = await self._repository.instances.loads()
         return [(row, Place.loads(row.place) if row.place else None, loads[row.name]) for row in rows]
 
+    def forget(self, task_ids: Iterable[str]) -> None:
+        """Drop what is cached of tasks whose rows are gone."""
+        for task_id in task_ids:
+            self._registry.lives.pop(task_id, None)
+
     async def sweep(self) -> None:
         """One whole sweep now."""
         await self._sweeper.sweep()
@@ -246,45 +260,3 @@ class TaskService:
         await self._registry.drain()
         await self._starts.settle()
         await self.committer.close()
-
-    async def _drain(self, drain_s: float) -> None:
-        busy = [live.running.answer for live in self._registry.lives.values() if live.running is not None]
-        releasing = [live.releasing for live in self._registry.lives.values() if live.releasing is not None]
-        pending = [future for future in (*busy, *releasing) if not future.done()]
-        if pending:
-            await asyncio.wait(pending, timeout=drain_s)
-
-    async def _destroy_all(self, rows: list[Instance]) -> None:
-        """Destroy the servers that no keeper of this process had: those of replicas that died."""
-        gate = asyncio.Semaphore(STOP_AT_ONCE)
-
-        async def destroy(row: Instance) -> None:
-            async with gate:
-                if await self._repository.instances.keep(row.name, {row.replica}, state=InstanceState.GONE) is None:
-                    return  # removed already, or a new gateway's
-                place = Place.loads(row.place) if row.place else None
-                runtime, fleet = self._runtimes.get(row.runtime), self.fleets.get(row.environment)
-                if runtime is not None:
-                    await runtime.destroy(row.name, fleet.spec if fleet else None, place, DESTROY_GRACE_S)
-                await self._repository.instances.forget(row.name)
-
-        try:
-            async with asyncio.timeout(STOP_LIMIT_S):
-                await asyncio.gather(*(destroy(row) for row in rows))
-        except TimeoutError:
-            log.error("not all environment servers were destroyed within %g s", STOP_LIMIT_S)
-
-    async def _close_tasks(self, tasks: list[Task], detail: str) -> None:
-        """End tasks whose environment is gone, without asking it; one transaction for all."""
-        now_s = self._time.now_s()
-        changes: list[Change] = []
-        for task in tasks:
-            after = task
-            if lifecycle.is_open(task):
-                after = lifecycle.ending(task, Outcome(kind="failed", reason="environment_lost"), now_s, detail=detail)
-            after = lifecycle.released(after, None, now_s, detail)
-            kind = "ended" if after.state is TaskState.ENDED else "released"
-            changes.append(Change(lifecycle.bumped(after), events=(Event(kind, now_s, detail),)))
-        for failure in await self._repository.apply(changes) if changes else []:
-            if failure is not None:
-                log.error("a task could not be ended", exc_info=failure)

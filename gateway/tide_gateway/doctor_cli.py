@@ -1,0 +1,66 @@
+"""The command `tide-gateway doctor`: what an operator should know before and while a gateway runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tide_gateway.doctor.findings import Finding
+
+
+def add_doctor_parser(commands: Any, default_database: str) -> None:
+    """Add `doctor` to the command line."""
+    doctor = commands.add_parser("doctor", help="look at everything that a gateway needs, and change nothing")
+    doctor.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
+    doctor.add_argument("--database", default=default_database, help=f"default: {default_database}")
+    doctor.add_argument("--data", type=Path, help="folder of logs and blobs; default: beside a SQLite file")
+    doctor.add_argument("--host", default="127.0.0.1", help="where the gateway listens, or shall")
+    doctor.add_argument("--port", type=int, default=8800, help="default: 8800")
+    doctor.add_argument("--tls-cert", type=Path, metavar="FILE", help="as for serve")
+    doctor.add_argument("--tls-key", type=Path, metavar="FILE", help="as for serve")
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Run `doctor`: 0 where nothing fails, warnings allowed, else 1."""
+    from tide_gateway.doctor.examine import Asked, run_examination
+    from tide_gateway.doctor.findings import Level
+
+    # What is wrong is in the findings; libraries' warnings beside them help nobody.
+    logging.disable(logging.CRITICAL)
+    try:
+        found = run_examination(
+            Asked(
+                config=arguments.config,
+                database=arguments.database,
+                data=arguments.data,
+                host=arguments.host,
+                port=arguments.port,
+                tls_cert=arguments.tls_cert,
+                tls_key=arguments.tls_key,
+            )
+        )
+    finally:
+        logging.disable(logging.NOTSET)
+    failed = any(finding.level is Level.FAIL for finding in found)
+    if arguments.json:
+        lines = [{"check": f.check, "level": f.level.value, "says": f.says, "fix": f.fix} for f in found]
+        print(json.dumps({"ok": not failed, "findings": lines}, indent=2))
+    else:
+        _print(found)
+    return int(failed)
+
+
+def _print(found: list[Finding]) -> None:
+    width = max(len(finding.check) for finding in found)
+    for finding in found:
+        print(f"{finding.level.value:<4}  {finding.check:<{width}}  {finding.says}")
+        if finding.fix:
+            print(f"{'':<4}  {'':<{width}}  -> {finding.fix}")
+    counts = Counter(finding.level.value for finding in found)
+    print(", ".join(f"{counts[level]} {level}" for level in ("ok", "warn", "fail")))
