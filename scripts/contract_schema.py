@@ -107,7 +107,7 @@ def _plain(data: Any) -> Any:
 def _inherited(name: str, field: str) -> str | None:
     """A base class's words, as Action's fields are Message's."""
     model = getattr(wire, name)
-    bases = [_sections(inspect.getdoc(base) or "")[1] for base in model.__mro__[1:] if issubclass(base, wire.BaseModel)]
+    bases = [_sections(inspect.getdoc(base) or "")[1] for base in model.__mro__[1:] if issubclass(base, BaseModel)]
     return next((fields[field] for fields in bases if field in fields), None)
 
 
