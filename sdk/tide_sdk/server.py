@@ -43,8 +43,8 @@ _Handler = Callable[[Scope, Receive], Awaitable[tuple[int, bytes]]]
 SWEEP_EVERY_S = 0.5
 MAX_SMALL_BODY_BYTES = 64 * 1024
 """Of the calls that carry neither a message nor a task's parameters."""
-CLOSE_LIMIT_S = 2.0
-"""Seconds that a stopping server gives its tasks to release what they hold."""
+CLOSE_LIMIT_S = 1.5
+"""Seconds that a stopping server gives its tasks to release what they hold; a gateway kills it after 2."""
 
 
 class EnvironmentServer:
@@ -88,6 +88,7 @@ class EnvironmentServer:
         self._keys: dict[str, ServedTask] = {}
         self._live: dict[str, ServedTask] = {}
         self._released: OrderedDict[str, ServedTask] = OrderedDict()
+        self._stopping = False
         self._routes: dict[str, dict[str, _Handler]] = {
             "/observation": {"POST": self._observation, "GET": self._latest},
             "/start": {"POST": self._start},
@@ -184,6 +185,8 @@ class EnvironmentServer:
                 if not codec.same(request.model_dump(mode="json"), older.request.model_dump(mode="json")):
                     raise TideError("key_conflict", "key: it was already used for another start", field="key")
                 return older
+        if self._stopping:
+            raise TideError("unavailable", "the server stops", retry_after_s=1)
         frees_one = older is not None and older.task_id in self._live
         if len(self._live) - frees_one >= self.capacity:
             raise TideError("capacity", f"all {self.capacity} places are taken", reason="capacity", retry_after_s=1)
@@ -218,7 +221,10 @@ class EnvironmentServer:
             task.sweep()
 
     async def aclose(self) -> None:
-        """End every live task, within a few seconds."""
+        """Take no more tasks and end every live one, within a few seconds; calls that wait for it get 410. Once."""
+        if self._stopping:
+            return
+        self._stopping = True
         live = [task for task in self._live.values() if task.state is not TaskState.DONE]
         if live:
             ends = [asyncio.create_task(task.end("the server stops")) for task in live]

@@ -52,6 +52,14 @@ async def test_small_calls_take_small_bodies(guess):
     assert (status, problem["code"]) == (404, "not_found")
 
 
+async def test_a_server_that_stops_takes_no_more_tasks(guess):
+    status, started = await guess.call("POST", "/start", START)
+    await guess.app.aclose()
+    status, problem = await guess.call("POST", "/start", START | {"key": "other"})
+    assert (status, problem["code"]) == (503, "unavailable")
+    assert (await guess.call("POST", "/start", START))[1] == started
+
+
 async def test_a_read_of_a_task_that_starts_is_refused(asgi):
     begun = asyncio.Event()
 
