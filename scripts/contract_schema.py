@@ -54,7 +54,7 @@ def schema() -> dict[str, Any]:
     }
     _describe_problem(definitions["Problem"])
     for name, examples in EXAMPLES.items():
-        definitions[name]["examples"] = examples
+        definitions[name]["examples"] = list(examples)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:tide:contract:{wire.CONTRACT_VERSION}",
@@ -107,7 +107,7 @@ def _plain(data: Any) -> Any:
 def _inherited(name: str, field: str) -> str | None:
     """A base class's words, as Action's fields are Message's."""
     model = getattr(wire, name)
-    bases = [_sections(inspect.getdoc(base) or "")[1] for base in model.__mro__[1:] if issubclass(base, wire.BaseModel)]
+    bases = [_sections(inspect.getdoc(base) or "")[1] for base in model.__mro__[1:] if issubclass(base, BaseModel)]
     return next((fields[field] for fields in bases if field in fields), None)
 
 
@@ -137,8 +137,18 @@ def _describe_problem(problem: dict[str, Any]) -> None:
 
 
 def render() -> str:
-    """The file's text."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    """The file's text; each example on one line, or they would be most of it."""
+    document = schema()
+    lines: dict[str, str] = {}
+    for name, definition in document["$defs"].items():
+        for number, example in enumerate(definition.get("examples", ())):
+            mark = f"{name}.examples.{number}"
+            lines[mark] = json.dumps(example, ensure_ascii=False)
+            definition["examples"][number] = mark
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    for mark, line in lines.items():
+        text = text.replace(f'"{mark}"', line)
+    return text
 
 
 def main() -> None:

@@ -38,11 +38,12 @@ CALLS: tuple[dict[str, Any], ...] = (
 """The contract's calls; the status of a success is 200 where none is named."""
 
 HEAD = (
-    "Bodies of the calls in `calls`; every error of every call is a Problem. docs/contract.md is the same contract in "
-    "words, with what a schema cannot say: states, repeats, and limits. A request body has at most 16 MiB (/pause, "
-    "/resume, /end 64 KiB), `task` 4 MiB and 64 levels, anything 250 levels. Whole numbers are written without a "
-    "fraction (1, not 1.0), numbers are finite, text is UTF-8 without lone surrogates. To check a body, refer to "
-    "its definition, for example contract.schema.json#/$defs/StartRequest."
+    "Bodies of the calls in `calls`; every error of every call is a Problem. docs/contract.md is the same contract "
+    "in words, with what a schema cannot say: states, repeats, and limits. A request body has at most 16 MiB "
+    "(/pause, /resume, /end 64 KiB; environment servers take 32 MiB), `task` 4 MiB and 64 levels, anything 250 "
+    "levels. Whole numbers are written without a fraction (1, not 1.0), numbers are finite, text is UTF-8 without "
+    "lone surrogates. To check a body, refer to its definition, for example "
+    "contract.schema.json#/$defs/StartRequest."
 )
 
 FIELDS = {
@@ -71,7 +72,7 @@ FIELDS = {
     "ObservationResponse.clocks": "all five clocks by name.",
     "Outcome.kind": "completed: terminated by the environment. expired: a clock or cap passed. aborted: by the caller.",
     "Outcome.clock": "for expired: the clock, null where an operator's cap passed.",
-    "Outcome.reason": "for people; for failed the kind of fault.",
+    "Outcome.reason": "for people; for failed the code of the fault at gateways.",
     "Problem.type": "urn:tide:problem:CODE.",
     "Problem.title": "the code in words.",
     "Problem.status": "the HTTP status.",
@@ -87,7 +88,10 @@ FIELDS = {
 """Words for fields by `Model.field`, where their model's docstring leaves them out or means more."""
 
 PROBLEM_FIELDS = {
-    "field": ("string", "for invalid, too_large and others: the field at fault, for example message.role."),
+    "field": (
+        "string",
+        "for invalid, too_large and others: the field at fault, for example message.tool_calls.1; body.",
+    ),
     "clock": ("string", "for expired and turn_expired: the clock."),
     "outcome": ("object", "for expired and ended, at gateways: how the task ended."),
     "retry_after_s": ("number", "for capacity, paused and unavailable: seconds after which to call again."),

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the engines that some tests need, where they are missing: Debian's Docker engine and PostgreSQL server.
+# Installs the engines that some tests need, where they are missing: Debian's Docker engine, PostgreSQL
+# server and Java compiler.
 # Needs root. Safe to repeat: where nothing is missing it ends at once. Nothing is started: tests start their own.
 #
-# Usage: scripts/engines.sh [docker] [postgres]      none named: both
+# Usage: scripts/engines.sh [docker] [postgres] [java]      none named: all
 set -euo pipefail
 
 POLICY=${POLICY:-/usr/sbin/policy-rc.d}
@@ -17,6 +18,7 @@ die() {
 has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null; }
 has_compose() { has docker-compose || docker compose version >/dev/null 2>&1; }
 has_docker() { has dockerd && has docker && has_compose; }
+has_java() { has javac && has java; }
 has_postgres() { has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; }
 
 # The Debian packages that an engine lacks, one a line: never docker.io beside an engine from elsewhere.
@@ -29,6 +31,7 @@ packages_of() {
       has_compose || echo docker-compose
       ;;
     postgres) echo postgresql ;;
+    java) echo default-jdk-headless ;;
   esac
 }
 
@@ -54,11 +57,11 @@ install() {
 main() {
   local engine
   local -a engines=("$@") missing=() packages=()
-  if [[ $# == 0 ]]; then engines=(docker postgres); fi
+  if [[ $# == 0 ]]; then engines=(docker postgres java); fi
   for engine in "${engines[@]}"; do
     case $engine in
-      docker | postgres) ;;
-      *) die "unknown engine $engine; there are: docker postgres" ;;
+      docker | postgres | java) ;;
+      *) die "unknown engine $engine; there are: docker postgres java" ;;
     esac
     "has_$engine" || missing+=("$engine")
   done

@@ -43,6 +43,10 @@ def _has_postgres() -> bool:
     return server and _has_distribution("psycopg")
 
 
+def _has_java() -> bool:
+    return which("javac") is not None and which("java") is not None
+
+
 @dataclass(frozen=True)
 class Engine:
     """An optional engine that a marker of the same name asks for."""
@@ -58,6 +62,7 @@ ENGINES = {
     ),
     "postgres": Engine(_has_postgres, "make setup; then, as root, make engines"),
     "ray": Engine(lambda: _has_distribution("ray"), "make setup, with ray among the EXTRAS"),
+    "java": Engine(_has_java, "as root, make engines; or any JDK from 17 on in the PATH"),
 }
 
 

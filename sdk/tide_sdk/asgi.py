@@ -27,6 +27,7 @@ BODY_LIMIT_S = 60.0
 _CONTRACT = (CONTRACT_HEADER.lower().encode(), str(CONTRACT_VERSION).encode())
 _JSON_TYPE = b"application/json"
 _JSON = ((b"content-type", _JSON_TYPE), _CONTRACT)
+_PARTS_FORM = "list[dict[str,any]]"
 _PROBLEM = ((b"content-type", b"application/problem+json"), _CONTRACT)
 
 
@@ -121,7 +122,7 @@ async def _receive_all(receive: Receive, max_bytes: int, count: BodyCount | None
 
 
 def _too_large(max_bytes: int) -> TideError:
-    return TideError("too_large", f"the body may have at most {max_bytes} bytes", max_bytes=max_bytes)
+    return TideError("too_large", f"body: it may have at most {max_bytes} bytes", field="body", max_bytes=max_bytes)
 
 
 def parse_json(body: bytes) -> Any:
@@ -150,10 +151,16 @@ def validate(model: type[M], data: Any) -> M:
 
 def invalid(error: ValidationError) -> TideError:
     """The contract's error for a body that is not the model's; it names the first wrong field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # A key that is at fault stands before the mark, not behind it.
-    field = ".".join(str(part) for part in first["loc"] if part != "[key]") or "body"
-    words = "unknown field, remove it" if first["type"] == "extra_forbidden" else first["msg"]
+    first, *others = error.errors(include_url=False, include_context=False, include_input=False)
+    if first["loc"][-2:] == ("content", "str") and others:
+        first = others[0]  # what is no text may be parts, and a fault of theirs says more
+    # A key that is at fault stands before its mark, not behind it; the mark of a form is no part of the path.
+    field = ".".join(str(part) for part in first["loc"] if part not in ("[key]", _PARTS_FORM)) or "body"
+    words = first["msg"]
+    if first["type"] == "extra_forbidden":
+        words = "unknown field, remove it"
+    elif first["loc"][-1:] == (_PARTS_FORM,) and first["type"] == "list_type":
+        words = "must be text, or a list of parts"
     return TideError("invalid", f"{field}: {words}", field=field, num_errors=error.error_count())
 
 

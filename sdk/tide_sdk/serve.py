@@ -121,6 +121,11 @@ def _serve(
                 if arguments.announce is not None:
                     announce(Path(arguments.announce), url)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # First, since uvicorn would cut off without an answer who waits for an environment then.
+            await app.aclose()
+            await super().shutdown(sockets)
+
     Server(config).run(sockets=[listener])
 
 

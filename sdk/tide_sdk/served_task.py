@@ -75,7 +75,7 @@ class ServedTask:
         self._outcome: Outcome | None = None
         self._end_info = EndInfo()
         self._record: TurnRecord | None = None
-        self._latest = b"{}"
+        self._latest = b""
         self._num_start_bytes = 0
         self._end_answer: bytes | None = None
         self._starting: asyncio.Task[bytes] | None = None
@@ -100,7 +100,7 @@ class ServedTask:
         request = self.request
         try:
             if after is not None:
-                await after.end(f"superseded by attempt {request.attempt}")
+                await after.end("superseded")
             info = StartInfo(request.task or {}, request.seed, request.split, request.kind)
             messages, tools = await within(self._limits[ClockName.START], self._instance.start(info))
         except TimeoutError:
@@ -189,9 +189,11 @@ class ServedTask:
         """The answer of `GET /observation`.
 
         Raises:
-            TideError: 410.
+            TideError: 410, or 409 while the task is still starting.
         """
         check_not_over(self.state, None if self._outcome is None else self._outcome.clock)
+        if self.state is TaskState.STARTING:
+            raise TideError("state_conflict", "the task is still starting", state=self.state.value)
         return self._observation()
 
     async def pause(self, epoch: int | None, *, pause: bool) -> bytes:

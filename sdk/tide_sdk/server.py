@@ -18,7 +18,18 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from tide_sdk import codec
-from tide_sdk.asgi import ClientGone, Receive, Scope, Send, parse_json, read_body, send_json, send_problem, validate
+from tide_sdk.asgi import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    check_version,
+    parse_json,
+    read_body,
+    send_json,
+    send_problem,
+    validate,
+)
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.environment import Environment
 from tide_sdk.errors import TideError
@@ -30,8 +41,10 @@ from tide_sdk.wire import CONTRACT_VERSION, EndRequest, EpochRequest, Observatio
 _log = logging.getLogger("tide_sdk.server")
 _Handler = Callable[[Scope, Receive], Awaitable[tuple[int, bytes]]]
 SWEEP_EVERY_S = 0.5
-CLOSE_LIMIT_S = 2.0
-"""Seconds that a stopping server gives its tasks to release what they hold."""
+MAX_SMALL_BODY_BYTES = 64 * 1024
+"""Of the calls that carry neither a message nor a task's parameters."""
+CLOSE_LIMIT_S = 1.5
+"""Seconds that a stopping server gives its tasks to release what they hold; a gateway kills it after 2."""
 
 
 class EnvironmentServer:
@@ -75,6 +88,7 @@ class EnvironmentServer:
         self._keys: dict[str, ServedTask] = {}
         self._live: dict[str, ServedTask] = {}
         self._released: OrderedDict[str, ServedTask] = OrderedDict()
+        self._stopping = False
         self._routes: dict[str, dict[str, _Handler]] = {
             "/observation": {"POST": self._observation, "GET": self._latest},
             "/start": {"POST": self._start},
@@ -121,6 +135,7 @@ class EnvironmentServer:
         return 200, await self._task(request.task_id).observe(request.turn, body, request.message)
 
     async def _latest(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        check_version(scope)
         ids = parse_qs(scope["query_string"].decode("latin-1")).get("task_id", [])
         if len(ids) != 1:
             raise TideError("invalid", "task_id: give it once in the query", field="task_id")
@@ -132,18 +147,22 @@ class EnvironmentServer:
         return 201, await task.started()
 
     async def _pause(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
-        request = validate(EpochRequest, parse_json(await read_body(scope, receive, self._max_body_bytes)))
+        request = validate(EpochRequest, parse_json(await self._small_body(scope, receive)))
         return 200, await self._task(request.task_id).pause(request.epoch, pause=True)
 
     async def _resume(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
-        request = validate(EpochRequest, parse_json(await read_body(scope, receive, self._max_body_bytes)))
+        request = validate(EpochRequest, parse_json(await self._small_body(scope, receive)))
         return 200, await self._task(request.task_id).pause(request.epoch, pause=False)
 
     async def _end(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
-        request = validate(EndRequest, parse_json(await read_body(scope, receive, self._max_body_bytes)))
+        request = validate(EndRequest, parse_json(await self._small_body(scope, receive)))
         return 200, await self._task(request.task_id).end(request.reason)
 
+    async def _small_body(self, scope: Scope, receive: Receive) -> bytes:
+        return await read_body(scope, receive, min(MAX_SMALL_BODY_BYTES, self._max_body_bytes))
+
     async def _health(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        check_version(scope)
         health = {"contract": CONTRACT_VERSION, "environment": self.name, "capacity": self.capacity}
         return 200, codec.dumps(health | {"tasks": len(self._live), "incarnation": self.incarnation})
 
@@ -166,9 +185,11 @@ class EnvironmentServer:
                 if not codec.same(request.model_dump(mode="json"), older.request.model_dump(mode="json")):
                     raise TideError("key_conflict", "key: it was already used for another start", field="key")
                 return older
+        if self._stopping:
+            raise TideError("unavailable", "the server stops", retry_after_s=1)
         frees_one = older is not None and older.task_id in self._live
         if len(self._live) - frees_one >= self.capacity:
-            raise TideError("capacity", f"all {self.capacity} places are taken", retry_after_s=1)
+            raise TideError("capacity", f"all {self.capacity} places are taken", reason="capacity", retry_after_s=1)
         if older is not None:
             older.superseded = True
         task_id = secrets.token_hex(16)
@@ -200,7 +221,10 @@ class EnvironmentServer:
             task.sweep()
 
     async def aclose(self) -> None:
-        """End every live task, within a few seconds."""
+        """Take no more tasks and end every live one, within a few seconds; calls that wait for it get 410. Once."""
+        if self._stopping:
+            return
+        self._stopping = True
         live = [task for task in self._live.values() if task.state is not TaskState.DONE]
         if live:
             ends = [asyncio.create_task(task.end("the server stops")) for task in live]

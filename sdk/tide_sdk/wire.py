@@ -25,8 +25,8 @@ MAX_PARTS = 1024
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 """What is stored or logged as a word holds no control characters: no NUL, which PostgreSQL refuses, and no new line."""
 
-Seconds = Annotated[float, Field(gt=0, le=MAX_LIMIT_S, allow_inf_nan=False)]
-Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=MAX_LIMIT_S, allow_inf_nan=False)]
+Epoch = Annotated[int, Field(strict=True, ge=1, le=MAX_EPOCH)]
 TaskId = Annotated[str, Field(min_length=1, max_length=128, pattern=PRINTABLE)]
 Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
 Named = Annotated[dict[str, Any], Field(max_length=MAX_PARTS)]
@@ -113,11 +113,11 @@ class StartRequest(Wire):
     environment: str = Field(min_length=1, max_length=128, pattern=PRINTABLE)
     key: str = Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=PRINTABLE)
     task: dict[str, Any] | None = None
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    seed: int | None = Field(default=None, strict=True, ge=0, le=2**63 - 1)
     split: str | None = Field(default=None, max_length=64, pattern=PRINTABLE)
     kind: Literal["train", "eval"] = "train"
     limits: Limits | None = None
-    attempt: int = Field(default=0, ge=0, le=2**31 - 1)
+    attempt: int = Field(default=0, strict=True, ge=0, le=2**31 - 1)
 
 
 class StartResponse(Wire):
@@ -135,7 +135,7 @@ class ObservationRequest(Wire):
     """`POST /observation`: the action of turn `turn`, an assistant message."""
 
     task_id: TaskId
-    turn: int = Field(ge=0, le=2**31 - 1)
+    turn: int = Field(strict=True, ge=0, le=2**31 - 1)
     message: Action
 
 

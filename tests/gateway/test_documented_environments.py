@@ -13,7 +13,12 @@ from tide_gateway.specs import DockerOptions, EnvironmentSpec, ProcessOptions, R
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-DOCUMENTS = ("docs/environments-toml.md", "docker/README.md", "environments/tide_environments/codebreaker/README.md")
+DOCUMENTS = (
+    "docs/environments-toml.md",
+    "docker/README.md",
+    "environments/tide_environments/codebreaker/README.md",
+    "environments/tide_environments/bisection/README.md",
+)
 
 
 @pytest.mark.parametrize("name", ["examples/environments.toml", "docker/environments.toml"])

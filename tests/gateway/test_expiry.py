@@ -63,6 +63,16 @@ async def test_turn_expiry_answers_504_then_410(bench, eventually):
     assert (await bench.end(task_id))["outcome"]["clock"] == "turn"
 
 
+async def test_active_expiry_answers_410_to_who_waits(bench, eventually):
+    task_id = (await bench.start(hang_turn=0, limits={"active": 5.0}))["task_id"]
+    waiting = asyncio.create_task(bench.act(task_id, 0))
+    await eventually(lambda: bench.effects() == 1, "the action runs")
+    bench.time.advance(5.0)
+    await bench.service.sweep()
+    error = await refused(waiting)
+    assert (error.code, error.extra["clock"]) == ("expired", "active")
+
+
 async def test_active_expiry_counts_waiting_and_acting(bench):
     task_id = (await bench.start(limits={"active": 30.0}))["task_id"]
     for turn in range(2):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from tide_sdk.errors import TideError
+from tide_sdk.wire import StartRequest
 
 
 async def refused(call) -> TideError:
@@ -41,8 +43,13 @@ async def test_a_key_with_another_body_is_refused(bench):
     assert (error.code, error.extra["field"]) == ("key_conflict", "key")
 
 
-async def test_attempt_0_and_no_attempt_are_the_same(bench):
-    assert (await bench.start("a"))["task_id"] == (await bench.start("a", attempt=0))["task_id"]
+async def test_an_absent_field_equals_its_default(bench):
+    first = (await bench.start("a"))["task_id"]
+    body = {"environment": "scripted", "key": "a", "task": {}}
+    for defaults in ({"attempt": 0}, {"kind": "train", "seed": None}, {"split": None, "limits": None}):
+        repeated = body | defaults
+        answer = await bench.service.start("local", StartRequest.model_validate(repeated), repeated)
+        assert json.loads(answer)["task_id"] == first
 
 
 async def test_g07_a_higher_attempt_ends_the_older_one_whose_late_turn_is_stale(bench, eventually):

@@ -25,7 +25,7 @@ apt-get() {
   echo "policy=$policy $*" >>"$FOLDER/calls"
   if [[ $* == *" install "* && -e $FOLDER/no-list && $* != *update* ]]; then return 100; fi
   if [[ $* == *" update"* ]]; then rm -f "$FOLDER/no-list"; return 0; fi
-  printf '%s\\n' dockerd docker docker-compose initdb >>"$FOLDER/installed"
+  printf '%s\\n' dockerd docker docker-compose initdb javac java >>"$FOLDER/installed"
 }
 main "$@"
 """
@@ -57,10 +57,10 @@ def machine(tree, tmp_path):
 
 
 def test_where_all_is_there_nothing_is_done_and_root_is_not_needed(machine):
-    machine.has("dockerd", "docker", "docker-compose", "initdb")
+    machine.has("dockerd", "docker", "docker-compose", "initdb", "javac", "java")
     done = machine.run(USER_ID="1000")
     assert done.returncode == 0, done.stderr
-    assert "docker postgres: installed" in done.stdout
+    assert "docker postgres java: installed" in done.stdout
     assert machine.calls == []
 
 
@@ -69,7 +69,7 @@ def test_what_is_missing_is_installed_while_no_service_may_start(machine):
     assert done.returncode == 0, done.stderr
     [call] = machine.calls
     assert call.startswith("policy=101 ")
-    assert call.endswith("install --no-install-recommends docker.io docker-compose postgresql")
+    assert call.endswith("install --no-install-recommends docker.io docker-compose postgresql default-jdk-headless")
     assert not machine.policy_file.exists()
 
 
@@ -105,7 +105,7 @@ def test_without_root_the_command_to_type_is_told(machine):
 def test_an_unknown_engine_is_refused(machine):
     done = machine.run("podman")
     assert done.returncode == 1
-    assert "unknown engine podman; there are: docker postgres" in done.stderr
+    assert "unknown engine podman; there are: docker postgres java" in done.stderr
 
 
 def test_ci_requires_every_engine_and_pytest_knows_its_marker(tree):

@@ -75,7 +75,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         # Each costs a hundred times its bytes once it is read.
         words = f"body: more than {MAX_CONTAINERS} arrays and objects (brackets and braces in texts are counted too)"
-        raise TideError("too_large", words)
+        raise TideError("too_large", words, field="body")
     data = parse_json(body)
     try:
         if body.count(b"[") + body.count(b"{") > codec.MAX_DEPTH:

@@ -154,7 +154,7 @@ _PROBLEMS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "the task has ended: aborted (the run was stopped)",
         {"outcome": {"kind": "aborted", "reason": "the run was stopped"}},
     ),
-    "too_large": ("the body may have at most 16777216 bytes", {"max_bytes": 16777216}),
+    "too_large": ("body: it may have at most 16777216 bytes", {"field": "body", "max_bytes": 16777216}),
     "media_type": ("send the body with Content-Type: application/json", {}),
     "invalid": ("turn: Input should be a valid integer", {"field": "turn", "num_errors": 1}),
     "paused": ("the task is paused; call again after /resume", {"epoch": 1}),

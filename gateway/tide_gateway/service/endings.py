@@ -116,8 +116,8 @@ class Endings:
             # What has passed since may be an outage, which no clock counts: the next heartbeat tells.
             raise TideError("unavailable", "the gateway was cut off from its database; call again", retry_after_s=1)
         error, clock = None, outcome.clock
-        if clock is not None and clock in (ClockName.TURN, ClockName.ACTIVE) and lifecycle.is_busy(task):
-            words = f"the environment acted until the task's {clock.value} clock ran out"
+        if clock is ClockName.TURN:
+            words = "the environment acted until the task's turn clock ran out"
             error = TideError("turn_expired", words, clock=clock.value, turn=task.turn)
         limit_s = task.clocks[clock].limit_s if clock else getattr(task, outcome.reason or "max_wall_s")
         await self.begin(live, outcome, detail=f"limit {limit_s:g} s", error=error)

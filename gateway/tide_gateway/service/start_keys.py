@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,8 +43,11 @@ class StartKeys:
             else:
                 self._locks[owner, key] = (lock, users - 1)
 
-    async def known(self, owner: str, request: StartRequest, data: dict[str, Any]) -> Live | None:
-        """The task that the call repeats; None if it is a new one, for which an older attempt is ended."""
+    async def known(self, owner: str, request: StartRequest) -> Live | None:
+        """The task that the call repeats; None if it is a new one, for which an older attempt is ended.
+
+        What is compared is what was asked for: an absent field equals its default.
+        """
         task = await self._registry.repository.newest_attempt(owner, request.key)
         if task is None:
             return None
@@ -53,8 +55,8 @@ class StartKeys:
             words = f"attempt {request.attempt} of key {request.key!r}: attempt {task.attempt} exists"
             raise TideError("stale_attempt", words, attempt=task.attempt)
         stored = await self._registry.repository.start_of(task.task_id)
-        before = codec.loads(stored.request) if stored is not None else {}
-        if not answers.same_json(_without_attempt(before), _without_attempt(data)):
+        before = None if stored is None else StartRequest.model_validate(codec.loads(stored.request))
+        if before is None or not answers.same_json(_without_attempt(before), _without_attempt(request)):
             words = f"key {request.key!r} was already used for another start; use a new key"
             raise TideError("key_conflict", words, field="key")
         live = self._registry.adopt(task)
@@ -70,5 +72,5 @@ class StartKeys:
         return None
 
 
-def _without_attempt(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "attempt"}
+def _without_attempt(request: StartRequest) -> dict[str, Any]:
+    return request.model_dump(mode="json", exclude={"attempt"})

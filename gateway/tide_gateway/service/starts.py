@@ -63,19 +63,19 @@ class Starts:
         Args:
             owner: who calls.
             request: the checked body.
-            data: the body as it was parsed, which is what bodies are compared by.
+            data: the body as it was parsed, which is kept and passed on.
         """
         fleet = self._fleets.get(request.environment)
         if fleet is None:
             known = ", ".join(sorted(self._fleets))
             raise TideError("environment_unknown", f"environment: {request.environment!r} is not one of: {known}")
         async with self._keys.lock(owner, request.key):
-            live = await self._keys.known(owner, request, data)
+            live = await self._keys.known(owner, request)
             while live is None:
                 try:
                     live = await self._begin(owner, request, data, fleet)
                 except KeyTaken:  # by another replica
-                    live = await self._keys.known(owner, request, data)
+                    live = await self._keys.known(owner, request)
         working_on.set(live)
         if live.started is not None and live.started.done():
             live.started = None  # how it ended is in the row

@@ -39,7 +39,7 @@ async def answer_of_start(talk: Talk) -> None:
             raise Failed(f"POST /start: the clock {name} does not add up: {clock}")
 
 
-@case("start.optional", CALLS, "What a start may leave out may be absent or null.")
+@case("start.optional", CALLS, "What has a default may be absent, and null, but for kind and attempt.")
 async def optional(talk: Talk) -> None:
     """As a gateway sends it, with all five limits and without a seed; and with nulls."""
     body = talk.start_body(kind="eval", limits={name.value: 1.5 * 3600 + 60 for name in ClockName})

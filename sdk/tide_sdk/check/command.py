@@ -30,9 +30,9 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser("check", help=words)
     parser.description = (
         "Check an environment server against docs/contract.md: one that runs at URL, or one that is started from "
-        "COMMAND and so can also be killed after it acted. In COMMAND {port}, {uds} and {capacity} are filled in; "
-        "without the first two the server finds its port in the variables PORT and TIDE_PORT. Exit code 0: every check "
-        "passed or was skipped; 1: one failed; 2: wrong use, or no server."
+        "COMMAND and so can also be killed after it acted. In COMMAND {port}, {uds}, {announce} and {capacity} are "
+        "filled in; without the first three the server finds its port in the variable TIDE_PORT (and PORT). Exit code "
+        "0: every check passed or was skipped; 1: one failed; 2: wrong use, or no server."
     )
     parser.add_argument("url", nargs="?", metavar="URL", help="http(s)://host:port[/prefix] or unix:/path")
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="argv of a server to start")

@@ -26,7 +26,7 @@ class Launched:
 
     In the command `{port}` becomes a free port of the loopback address `{host}`, `{uds}` the path of a socket, the same
     each time, `{announce}` a file in which the server tells its URL, `{capacity}` the number of tasks. A command
-    without port, socket and file finds the port in its variables PORT and TIDE_PORT.
+    without port, socket and file finds the port in its variable TIDE_PORT (and in PORT).
 
     Args:
         command: argv.

@@ -203,7 +203,8 @@ function send(response, status, text, headers = {}, type = "application/json") {
 function readBody(request, maxBytes) {
   const type = (request.headers["content-type"] ?? "").split(";", 1)[0].trim().toLowerCase();
   if (type !== "application/json") throw new Problem("media_type", "send the body with Content-Type: application/json");
-  const tooLarge = new Problem("too_large", `the body may have at most ${maxBytes} bytes`, { max_bytes: maxBytes });
+  const words = `body: it may have at most ${maxBytes} bytes`;
+  const tooLarge = new Problem("too_large", words, { field: "body", max_bytes: maxBytes });
   if (Number(request.headers["content-length"] ?? 0) > maxBytes) throw tooLarge;
   return new Promise((resolve, reject) => {
     const pieces = [];
