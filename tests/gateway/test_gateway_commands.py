@@ -59,6 +59,7 @@ def test_servers_cannot_outlive_the_gateway_by_no_number_of_seconds(tmp_path, co
     [
         ("--drain-s", "-1", "must be 0 to 3600 seconds"),
         ("--drain-s", "nan", "must be 0 to 3600 seconds"),
+        ("--announce", "/tmp", "is a folder"),
         ("--retention-days", "-1", "must be 0.01 to"),
         ("--retention-days", "0.001", "must be 0.01 to"),
         ("--retention-days", "nan", "must be 0.01 to"),
