@@ -19,35 +19,41 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tide-gateway", description="Hosts environments for agents.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve tasks; migrates the database by itself")
-    serve.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
-    serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs keys or tokens")
-    serve.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
-    serve.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
-    serve.add_argument("--data", type=Path, help="folder of logs and blobs; default: beside a SQLite file")
-    serve.add_argument(
-        "--outlive-s", type=float, default=120.0, help="seconds that server processes outlive a killed gateway"
-    )
-    serve.add_argument("--keep", action="store_true", help="a stop leaves tasks and servers to the next gateway")
-    serve.add_argument("--drain-s", type=float, default=3.0, help="seconds that a stop gives to what is in flight")
-    serve.add_argument(
-        "--retention-days", type=float, default=7.0, help="days that tasks are kept once they are over; 0: for ever"
-    )
-    serve.add_argument("--announce", type=Path, help='file that gets {"url", "pid"} when requests are answered')
-    serve.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="certificate chain in PEM; then only https is spoken"
-    )
-    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, without a passphrase")
-    levels = ["debug", "info", "warning", "error"]
-    serve.add_argument("--log-level", choices=levels, default="info")
-    serve.add_argument("--log-format", choices=["text", "json"], default="text", help="json: one object a line")
+    doctor = add_doctor_parser(commands)
+    for command in (serve, doctor):
+        _add_serve_words(command)
     migrate = commands.add_parser("migrate", help="bring the database to this version's tables")
     migrate.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
     environments = commands.add_parser("environments", help="check environments.toml and print what it registers")
     environments.add_argument("--config", type=Path, default=Path("environments.toml"))
-    add_doctor_parser(commands, DEFAULT_DATABASE)
     add_prune_parser(commands, DEFAULT_DATABASE)
     add_account_parsers(commands, DEFAULT_DATABASE)
     return parser
+
+
+def _add_serve_words(parser: argparse.ArgumentParser) -> None:
+    """What `serve` is told; the doctor gets the same words."""
+    parser.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
+    parser.add_argument("--host", default="127.0.0.1", help="other than loopback needs keys or tokens")
+    parser.add_argument("--port", type=int, default=8800, help="0 takes a free one; default: 8800")
+    parser.add_argument("--database", default=DEFAULT_DATABASE, help=f"default: {DEFAULT_DATABASE}")
+    parser.add_argument("--data", type=Path, help="folder of logs and blobs; default: beside a SQLite file")
+    parser.add_argument(
+        "--outlive-s", type=float, default=120.0, help="seconds that server processes outlive a killed gateway"
+    )
+    parser.add_argument("--keep", action="store_true", help="a stop leaves tasks and servers to the next gateway")
+    parser.add_argument("--drain-s", type=float, default=3.0, help="seconds that a stop gives to what is in flight")
+    parser.add_argument(
+        "--retention-days", type=float, default=7.0, help="days that tasks are kept once they are over; 0: for ever"
+    )
+    parser.add_argument("--announce", type=Path, help='file that gets {"url", "pid"} when requests are answered')
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate chain in PEM; then only https is spoken"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, without a passphrase")
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", choices=levels, default="info")
+    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="json: one object a line")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,25 +92,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     from tide_gateway.log_lines import set_up_logging
     from tide_gateway.serve import serve
-    from tide_gateway.serve_options import ServeOptions
+    from tide_gateway.serve_options import options_of
     from tide_gateway.settings import load_settings
 
     settings = load_settings(arguments.config)
     set_up_logging(arguments.log_level, arguments.log_format)
-    options = ServeOptions(
-        host=arguments.host,
-        port=arguments.port,
-        database=arguments.database,
-        announce=arguments.announce,
-        log_level=arguments.log_level,
-        data=arguments.data,
-        outlive_s=arguments.outlive_s,
-        keep=arguments.keep,
-        drain_s=arguments.drain_s,
-        retention_days=arguments.retention_days,
-        tls_cert=arguments.tls_cert,
-        tls_key=arguments.tls_key,
-    )
+    options = options_of(arguments)
     try:
         import uvloop
     except ImportError:

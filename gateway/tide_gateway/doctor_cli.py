@@ -6,45 +6,31 @@ import argparse
 import json
 import logging
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tide_gateway.doctor.findings import Finding
 
 
-def add_doctor_parser(commands: Any, default_database: str) -> None:
-    """Add `doctor` to the command line."""
-    doctor = commands.add_parser("doctor", help="look at everything that a gateway needs, and change nothing")
-    doctor.add_argument("--config", type=Path, default=Path("environments.toml"), help="default: environments.toml")
-    doctor.add_argument("--database", default=default_database, help=f"default: {default_database}")
-    doctor.add_argument("--data", type=Path, help="folder of logs and blobs; default: beside a SQLite file")
-    doctor.add_argument("--host", default="127.0.0.1", help="where the gateway listens, or shall")
-    doctor.add_argument("--port", type=int, default=8800, help="default: 8800")
-    doctor.add_argument("--tls-cert", type=Path, metavar="FILE", help="as for serve")
-    doctor.add_argument("--tls-key", type=Path, metavar="FILE", help="as for serve")
+def add_doctor_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add `doctor` to the command line; it takes the words of `serve` on top."""
+    doctor = commands.add_parser(
+        "doctor", help="look at everything that a gateway needs, and change nothing; takes the words of serve"
+    )
     doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return doctor
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Run `doctor`: 0 where nothing fails, warnings allowed, else 1."""
-    from tide_gateway.doctor.examine import Asked, run_examination
+    from tide_gateway.doctor.examine import run_examination
     from tide_gateway.doctor.findings import Level
+    from tide_gateway.serve_options import options_of
 
     # What is wrong is in the findings; libraries' warnings beside them help nobody.
     logging.disable(logging.CRITICAL)
     try:
-        found = run_examination(
-            Asked(
-                config=arguments.config,
-                database=arguments.database,
-                data=arguments.data,
-                host=arguments.host,
-                port=arguments.port,
-                tls_cert=arguments.tls_cert,
-                tls_key=arguments.tls_key,
-            )
-        )
+        found = run_examination(arguments.config, options_of(arguments))
     finally:
         logging.disable(logging.NOTSET)
     failed = any(finding.level is Level.FAIL for finding in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,32 @@ class ServeOptions:
     tls_key: Path | None = None
 
 
+def options_of(arguments: argparse.Namespace) -> ServeOptions:
+    """The options of a command line."""
+    return ServeOptions(
+        host=arguments.host,
+        port=arguments.port,
+        database=arguments.database,
+        announce=arguments.announce,
+        log_level=arguments.log_level,
+        data=arguments.data,
+        outlive_s=arguments.outlive_s,
+        keep=arguments.keep,
+        drain_s=arguments.drain_s,
+        retention_days=arguments.retention_days,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+    )
+
+
 def check_options(options: ServeOptions) -> None:
-    """Refuse numbers that make no sense, NaN among them.
+    """Refuse numbers that make no sense, NaN among them, and a folder to announce in.
 
     Raises:
         SettingsError: naming the option and the fix.
     """
+    if options.announce is not None and options.announce.is_dir():
+        raise SettingsError(f"--announce {options.announce}: is a folder; name a file in it")
     # Supervisors look every fifth of it.
     if options.outlive_s != 0 and not options.outlive_s >= MIN_OUTLIVE_S:
         words = f"must be 0, or {MIN_OUTLIVE_S:g} or more seconds"

@@ -68,6 +68,8 @@ def test_a_gateway_that_runs_is_found_and_one_that_died_leaves_its_traces(gatewa
     assert "a gateway answers" in found["address"][0]["says"]
     assert found["orphans"][0]["level"] == "ok"
     doctor.one("address", "warn", f"but a gateway (pid {gateway.process.pid}) uses the database", "--port", "1")
+    # A start with that other database would be refused the port.
+    doctor.one("address", "fail", "of another database", database=f"sqlite:///{tmp_path / 'other.db'}")
 
     gateway.process.kill()
     gateway.process.wait()
@@ -110,6 +112,18 @@ def test_another_revision_is_told_and_its_tables_are_not_read(fresh_databases, d
         execute(url, f"UPDATE gateway_alembic_version SET version_num = '{revision}'")
         doctor.one("database", level, words, database=url)
         assert "replicas" not in doctor.look(database=url)[1]
+        doctor.one("keys", "warn", "not known", database=url)
+
+
+def test_tables_in_the_way_of_the_gateways_own_fail(doctor):
+    execute(doctor.database, "CREATE TABLE tasks (x INTEGER)")
+    doctor.one("database", "fail", "in the way of its own: tasks")
+
+
+def test_the_words_of_serve_are_taken(doctor):
+    words = ["--keep", "--drain-s", "30", "--outlive-s", "60", "--retention-days", "1", "--log-format", "json"]
+    assert doctor.look(*words, "--log-level", "debug", "--announce", str(doctor.folder / "announce.json"))[0] == 0
+    assert not (doctor.folder / "announce.json").exists()
 
 
 @pytest.mark.postgres
@@ -142,6 +156,8 @@ def test_postgres_is_read_and_its_password_is_not_told(fresh_databases, doctor, 
         (["--host", "203.0.113.7"], "address", "cannot listen"),
         (["--host", "no.such.host.invalid"], "address", "name an address of this machine"),
         (["--tls-cert", "/no/such.pem"], "tls", "give both or none"),
+        (["--drain-s", "nan"], "options", "must be 0 to 3600 seconds"),
+        (["--announce", "/tmp"], "options", "name a file in it"),
     ],
 )
 def test_what_a_start_would_be_refused_for_fails(doctor, options, check, words):

@@ -34,6 +34,8 @@ def test_an_announce_file_that_cannot_be_written_is_refused_before_the_start(tmp
     options = ["--config", str(config), "--port", "0", "--database", f"sqlite:///{database}"]
     assert main(["serve", *options, "--announce", "/no/such/folder/a.json"]) == 2
     assert "--announce /no/such/folder/a.json: cannot be written" in capsys.readouterr().err
+    assert main(["serve", *options, "--announce", str(tmp_path)]) == 2
+    assert f"--announce {tmp_path}: is a folder" in capsys.readouterr().err
     assert not database.exists()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tide_gateway.repository import group
+from tide_gateway.repository import StorageFailed, group
 from tide_gateway.rows import Change
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
@@ -108,3 +108,22 @@ async def test_a_stop_goes_on_without_work_that_does_not_end(bench, monkeypatch,
         await bench.service.stop(drain_s=0.0)
     assert "tide-stubborn" in caplog.text
     released.set()
+
+
+async def test_a_stop_that_cannot_be_written_down_keeps_no_server(bench, monkeypatch, caplog):
+    await bench.start()
+    fleets = list(bench.service.fleets.values())
+    keepers = [keeper for fleet in fleets for keeper in fleet._keepers.values()]
+    assert keepers
+
+    async def fail(*_arguments) -> bool:
+        raise StorageFailed("the database is away")
+
+    monkeypatch.setattr(bench.service._repository.replicas, "leave", fail)
+    async with asyncio.timeout(10):
+        await bench.service.stop(drain_s=0.0, keep=True)
+    assert "could not be written down" in caplog.text
+    # A keeper that went on would find its server silent, as its client is closed, and end the server's tasks.
+    assert all(keeper._task.done() for keeper in keepers)
+    rows = await bench.service._repository.instances.all()
+    assert [row.state.value for row in rows] == ["ready"]

@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, func, pool, select, text
+from sqlalchemy import Connection, Engine, create_engine, func, inspect, pool, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from tide_gateway.doctor.findings import Finding, fail, ok, warn
 from tide_gateway.lifecycle import ENDED_S
 from tide_gateway.members import LEASE_S, Members, this_replica
-from tide_gateway.models import DeploymentRow, InstanceRow, KeyRow, ReplicaRow, TaskRow
+from tide_gateway.models import Base, DeploymentRow, InstanceRow, KeyRow, ReplicaRow, TaskRow
 from tide_gateway.repository import InstanceState, Replica
 from tide_sdk.migrations import make_config
 
@@ -29,6 +29,7 @@ STATEMENT_S = 8
 CONNECTIONS = 9
 """That one replica opens on PostgreSQL."""
 MAX_SKEW_S = 2.0
+EMPTY = "answers and is empty"
 _CLOCK = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)")
 _ROOM = text(
     "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
@@ -43,16 +44,18 @@ class Facts:
     Attributes:
         readable: the tables are there, in this version's form.
         deployment: the name of all that the gateways make; "" before the first one opened.
-        has_keys: there is or was a key.
+        has_keys: there is or was a key, None where that is not known.
         servers: names of environment servers that have a row.
         running: replicas that are alive.
+        replicas: names of all that have a row, None where that is not known.
     """
 
     readable: bool = False
     deployment: str = ""
-    has_keys: bool = False
+    has_keys: bool | None = None
     servers: frozenset[str] = frozenset()
     running: int = 0
+    replicas: frozenset[str] | None = None
     findings: list[Finding] = field(default_factory=list[Finding])
 
 
@@ -66,6 +69,7 @@ def look(url: URL, environments: Collection[str] | None) -> Facts:
     facts = Facts()
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         facts.findings.append(warn("database", f"{url.database} is not there yet", "`serve` or `migrate` makes it"))
+        facts.has_keys, facts.replicas = False, frozenset()
         return facts
     engine = _reader(url)
     try:
@@ -115,7 +119,10 @@ def _read(connection: Connection, url: URL, environments: Collection[str] | None
     revision = _revision(connection, url)
     found.append(revision)
     if revision.fix:
-        return  # its tables are of another form
+        # Its tables are of another form, or there are none.
+        if revision.says.endswith(EMPTY):
+            facts.has_keys, facts.replicas = False, frozenset()
+        return
     facts.readable = True
     row = connection.execute(select(DeploymentRow.name)).first()
     facts.deployment = "" if row is None else row[0]
@@ -136,7 +143,13 @@ def _revision(connection: Connection, url: URL) -> Finding:
     current = MigrationContext.configure(connection, opts=options).get_current_heads()
     where = url.render_as_string(hide_password=True)
     if not current:
-        return warn("database", f"{where} answers and is empty", "`serve` or `migrate` makes the tables")
+        strange = sorted(set(inspect(connection).get_table_names()) & set(Base.metadata.tables))
+        if strange:
+            words = (
+                f"{where} holds tables that are not this gateway's, and are in the way of its own: {', '.join(strange)}"
+            )
+            return fail("database", words, "name another database")
+        return warn("database", f"{where} {EMPTY}", "`serve` or `migrate` makes the tables")
     if current == (head,):
         return ok("database", f"{where} answers, at revision {head}, this version's")
     if all(revision in {each.revision for each in script.walk_revisions()} for revision in current):
@@ -167,6 +180,7 @@ def _replicas(connection: Connection, now_s: float, facts: Facts) -> None:
     members = Members(this_replica("doctor", now_s))
     dead = [row for row in rows if not members.is_alive(row, now_s)]
     facts.running = len(rows) - len(dead)
+    facts.replicas = frozenset(row.name for row in rows)
     for row in dead:
         words = f"replica {row.name} (pid {row.pid}) is dead, last seen {now_s - row.seen_s:.0f} s ago"
         after = f"another one takes over its tasks and servers within {LEASE_S:g} s"

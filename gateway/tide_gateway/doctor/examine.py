@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy.engine import URL
@@ -12,33 +11,26 @@ from sqlalchemy.engine import URL
 from tide_gateway.database import DatabaseError, database_url
 from tide_gateway.doctor import database, host, storage
 from tide_gateway.doctor.environments import checks_of
-from tide_gateway.doctor.findings import Check, Finding, ok, refused, run_checks
+from tide_gateway.doctor.findings import Check, Finding, ok, refused, run_checks, warn
 from tide_gateway.private import data_path
 from tide_gateway.runtimes.docker_sdk import in_thread
+from tide_gateway.serve_options import ServeOptions, check_options
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, load_settings
 
 THREAD_S = 15.0
 DATABASE_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What `tide-gateway doctor` was told; the same words as for `serve`."""
+async def examine(config: Path, asked: ServeOptions) -> list[Finding]:
+    """Look at everything; changes nothing. Takes as long as the slowest check may, at most.
 
-    config: Path
-    database: str
-    data: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8800
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-
-
-async def examine(asked: Asked) -> list[Finding]:
-    """Look at everything; changes nothing. Takes as long as the slowest check may, at most."""
-    settings, found = _configuration(asked)
+    Args:
+        config: the registered environments.
+        asked: what `serve` is told.
+    """
+    settings, found = _configuration(config)
     url, wrong = _url(asked)
-    found += wrong
+    found += _options(asked) + wrong
     facts = database.Facts()
     pid = 0
 
@@ -76,7 +68,9 @@ async def examine(asked: Asked) -> list[Finding]:
         _in_thread("sockets", lambda: storage.look_at_sockets(facts.deployment)),
         _in_thread(
             "address",
-            lambda: host.look_at_address(asked.host, asked.port, tls=asked.tls_cert is not None, pid=pid),
+            lambda: host.look_at_address(
+                asked.host, asked.port, tls=asked.tls_cert is not None, pid=pid, replicas=facts.replicas
+            ),
             limit_s=30.0,
         ),
         *checks_of(specs, environ, facts.deployment, servers),
@@ -85,25 +79,37 @@ async def examine(asked: Asked) -> list[Finding]:
     return found + ([] if settings is None else _keys(asked, settings, facts))
 
 
-def _configuration(asked: Asked) -> tuple[GatewaySettings | None, list[Finding]]:
+def _configuration(config: Path) -> tuple[GatewaySettings | None, list[Finding]]:
     try:
-        settings = load_settings(asked.config)
+        settings = load_settings(config)
     except SettingsError as error:
         return None, [refused("configuration", error)]
     names = ", ".join(settings.environments)
-    return settings, [ok("configuration", f"{asked.config}: {names}; {len(settings.tokens)} static tokens")]
+    return settings, [ok("configuration", f"{config}: {names}; {len(settings.tokens)} static tokens")]
 
 
-def _url(asked: Asked) -> tuple[URL | None, list[Finding]]:
+def _url(asked: ServeOptions) -> tuple[URL | None, list[Finding]]:
     try:
         return database_url(asked.database), []
     except DatabaseError as error:
         return None, [refused("database", error)]
 
 
-def _keys(asked: Asked, settings: GatewaySettings, facts: database.Facts) -> list[Finding]:
+def _options(asked: ServeOptions) -> list[Finding]:
     try:
-        check_bind(asked.host, settings, has_keys=facts.has_keys)
+        check_options(asked)
+    except SettingsError as error:
+        return [refused("options", error)]
+    return []
+
+
+def _keys(asked: ServeOptions, settings: GatewaySettings, facts: database.Facts) -> list[Finding]:
+    if facts.has_keys is None and not settings.tokens:
+        return [
+            warn("keys", "whether there is a key is not known: the database's rows cannot be read", "see `database`")
+        ]
+    try:
+        check_bind(asked.host, settings, has_keys=bool(facts.has_keys))
     except SettingsError as error:
         return [refused("keys", error)]
     if facts.has_keys or settings.tokens:
@@ -120,6 +126,6 @@ def _in_thread(name: str, look: Callable[[], Sequence[Finding]], limit_s: float 
     return Check(name, run, limit_s + 1.0)
 
 
-def run_examination(asked: Asked) -> list[Finding]:
+def run_examination(config: Path, asked: ServeOptions) -> list[Finding]:
     """`examine`, in an event loop of its own."""
-    return asyncio.run(examine(asked))
+    return asyncio.run(examine(config, asked))

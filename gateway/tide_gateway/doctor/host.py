@@ -113,13 +113,14 @@ def expires_s(cert: Path, key: Path) -> float:
     return ssl.cert_time_to_seconds(str(found["notAfter"]))
 
 
-def look_at_address(host: str, port: int, *, tls: bool, pid: int) -> list[Finding]:
+def look_at_address(host: str, port: int, *, tls: bool, pid: int, replicas: Collection[str] | None) -> list[Finding]:
     """Whether the port is free, or a gateway answers there. Blocks.
 
     Args:
         host, port: where the gateway listens, or shall.
         tls: https is spoken.
         pid: the gateway that holds the SQLite file's lock, 0 for none.
+        replicas: the gateways of the database, None where that is not known.
     """
     where = f"{host}:{port}"
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (where it listens, not what we bind)
@@ -133,13 +134,13 @@ def look_at_address(host: str, port: int, *, tls: bool, pid: int) -> list[Findin
             return [warn("address", words, "name its --host and --port, or see its log")]
         return _free(host, port)
     try:
-        return _gateway(target, port, where, tls=tls)
+        return _gateway(target, port, where, tls=tls, replicas=replicas)
     except (OSError, http.client.HTTPException) as error:
         words = f"what listens at {where} does not answer as a gateway does: {error or type(error).__name__}"
         return [fail("address", words, "stop it, name another --port, or --tls-cert if it speaks https")]
 
 
-def _gateway(target: str, port: int, where: str, *, tls: bool) -> list[Finding]:
+def _gateway(target: str, port: int, where: str, *, tls: bool, replicas: Collection[str] | None) -> list[Finding]:
     health, _, body = _get(target, port, "/healthz", tls=tls)
     # Whatever it answers to that: the answer names the contract.
     _, contract, _ = _get(target, port, "/start", tls=tls)
@@ -147,6 +148,9 @@ def _gateway(target: str, port: int, where: str, *, tls: bool) -> list[Finding]:
         words = f"what listens at {where} is no gateway (GET /healthz: {health})"
         return [fail("address", words, "stop it, or name another --port")]
     found = [ok("address", f"a gateway answers at {where}: {body}")]
+    if replicas is not None and not any(f'"{name}"' in body for name in replicas):
+        words = f"a gateway of another database answers at {where}: {body}"
+        found = [fail("address", words, "name another --port, or its --database")]
     if contract != str(CONTRACT_VERSION):
         words = f"it speaks contract {contract}, this version {CONTRACT_VERSION}"
         found.append(fail("address", words, "run the doctor of its version"))
