@@ -55,10 +55,8 @@ class InstanceThread:
             result, failure = None, None
             try:
                 result = function(*args)
-            except (StopIteration, SystemExit, KeyboardInterrupt) as error:
-                failure = RuntimeError(f"{type(error).__name__}: {error}")
-            except Exception as error:  # noqa: BLE001 (handed to the waiting call)
-                failure = error
+            except BaseException as error:  # noqa: BLE001 (handed to the waiting call; the thread must not end of it)
+                failure = RuntimeError(_told(error)) if isinstance(error, StopIteration) else error
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, result, failure)
 
@@ -117,7 +115,7 @@ class Instance:
         try:
             tools = [dict(tool) for tool in (self._class.tools if start.tools is None else start.tools)]
             return codec.dumps(messages), codec.dumps(tools)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # the author's own mappings may raise anything
             raise self._failed("start", error, "its Start cannot be sent") from error
 
     async def step(self, message: Message) -> tuple[bytes, Step]:
@@ -128,7 +126,7 @@ class Instance:
         """
         step = await self._author("step", Step, message)
         try:
-            reward = None if step.reward is None else self._finite("step", float(step.reward))
+            reward = None if step.reward is None else self._finite("step", step.reward)
             body = codec.dumps(
                 {
                     "messages": self._messages("step", step.messages),
@@ -138,7 +136,9 @@ class Instance:
                     "info": dict(step.info),
                 }
             )
-        except (TypeError, ValueError) as error:
+        except TideError:
+            raise
+        except Exception as error:  # the author's own mappings, numbers and flags may raise anything
             raise self._failed("step", error, "its Step cannot be sent") from error
         return body, Step((), reward, bool(step.terminated), bool(step.truncated))
 
@@ -152,13 +152,13 @@ class Instance:
             if self._environment is None:
                 return EndInfo()
             info = await self._author("end", EndInfo | None, reason) or EndInfo()
-            if info.reward is not None:
-                self._finite("end", float(info.reward))
+            reward = None if info.reward is None else self._finite("end", info.reward)
             try:
-                codec.dumps(dict(info.metrics))
-            except (TypeError, ValueError) as error:
+                # Read back: the account is told later, and the author's code may change its own by then.
+                metrics = codec.loads(codec.dumps(dict(info.metrics)))
+            except Exception as error:
                 raise self._failed("end", error, "its EndInfo cannot be sent") from error
-            return info
+            return EndInfo(reward, metrics)
         finally:
             # The task's answers are remembered for long; what the author's object holds must not be.
             self._environment = None
@@ -192,36 +192,57 @@ class Instance:
         return result
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        if self._class.blocking and not inspect.iscoroutinefunction(function):
-            if self._thread is None:
-                self._thread = InstanceThread(f"tide-{self._class.__name__}")
-            result = await self._thread.call(function, *args)
-        else:
-            try:
+        try:
+            if self._class.blocking and not inspect.iscoroutinefunction(function):
+                if self._thread is None:
+                    self._thread = InstanceThread(f"tide-{self._class.__name__}")
+                result = await self._thread.call(function, *args)
+            else:
                 result = function(*args)
-            except SystemExit as error:
-                raise RuntimeError(f"SystemExit: {error}") from error
-        return await result if inspect.isawaitable(result) else result
+            return await result if inspect.isawaitable(result) else result
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as error:
+            # An exit, a panic of a native library, or a cancellation that is the author's own: it fails this task and
+            # neither ends the server nor is taken for a cancellation of ours.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise RuntimeError(_told(error)) from error
 
     def _messages(self, method: str, messages: Any) -> list[dict[str, Any]]:
         several = isinstance(messages, (list, tuple)) or not isinstance(messages, (str, Message, Mapping))
         items = cast("Iterable[Any]", messages if several else (messages,))
         try:
             return [_as_dict(item) for item in items]
-        except (TypeError, ValueError) as error:
-            words = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise self._failed(method, ValueError(words), "a message is not an OpenAI chat message") from error
+        except ValidationError as error:
+            words = ValueError(error.errors()[0]["msg"])
+            raise self._failed(method, words, "a message is not an OpenAI chat message") from error
+        except Exception as error:  # a generator of the author's may raise anything
+            raise self._failed(method, error, "a message is not an OpenAI chat message") from error
 
-    def _finite(self, method: str, reward: float) -> float:
-        if not math.isfinite(reward):
-            raise self._failed(method, ValueError(f"reward is {reward}"), "a reward must be finite")
-        return reward
+    def _finite(self, method: str, reward: Any) -> float:
+        try:
+            number = float(reward)
+        except Exception as error:  # numbers of other libraries may raise anything
+            raise self._failed(method, error, "a reward must be a number") from error
+        if not math.isfinite(number):
+            raise self._failed(method, ValueError(f"reward is {number}"), "a reward must be finite")
+        return number
 
     def _failed(self, method: str, error: BaseException, what: str = "it raised") -> TideError:
         where = f"{self._class.__name__}.{method}"
         _log.error("%s: %s", where, what, exc_info=error)
-        words = f"{type(error).__name__}: {error}"[:_MAX_WORDS]
-        return TideError("environment_failed", f"{where}: {what}: {words}", method=where)
+        return TideError("environment_failed", f"{where}: {what}: {_told(error)}", method=where)
+
+
+def _told(error: BaseException) -> str:
+    """Its kind and words; an author's exception may fail even to say what it is."""
+    try:
+        words = f"{type(error).__name__}: {error}"
+    except Exception as second:  # noqa: BLE001
+        words = f"{type(error).__name__}, whose __str__ raised {type(second).__name__}"
+    return words.encode("utf-8", "backslashreplace").decode()[:_MAX_WORDS]
 
 
 def _as_dict(message: Any) -> dict[str, Any]:

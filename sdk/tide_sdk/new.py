@@ -24,7 +24,23 @@ FILES = {
 """File of `templates/` -> where it goes."""
 MAX_NAME_CHARS = 64
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_TAKEN = {"tests", "wheels", "dist", "tide_sdk", "tide_gateway", "tide_trainer", "tide_environments"}
+_TAKEN = {
+    *(
+        "tests",
+        "wheels",
+        "dist",
+        "dockerfile",
+        "tiderl",
+        "tide_sdk",
+        "tide_gateway",
+        "tide_trainer",
+        "tide_environments",
+    ),
+    # what the project itself imports or is made with
+    *("httpx", "pydantic", "uvicorn", "pytest", "hatchling"),
+    # whose class would take the name of one that the game imports, or no name that a class can have
+    *("environment", "message", "start", "step", "none", "true", "false"),
+}
 
 
 def add_parser(subparsers: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -121,12 +122,12 @@ def final_account(outcome: Outcome, reward_sum: float, info: EndInfo, num_turns:
     """The answer of `/end` without its clocks.
 
     The reward is the environment's final score, else the sum of the turns' rewards. It is None where the environment
-    did not do its part: it failed, or its start or turn clock expired.
+    did not do its part: it failed, or its start or turn clock expired; nor can a sum beyond a double be told.
     """
     no_answer = outcome.kind == "failed" or outcome.clock in (ClockName.START, ClockName.TURN)
     score = reward_sum if info.reward is None else float(info.reward)
     return {
-        "reward": None if no_answer else score,
+        "reward": score if math.isfinite(score) and not no_answer else None,
         "metrics": dict(info.metrics),
         "turns": num_turns,
         "outcome": outcome.model_dump(mode="json"),

@@ -75,6 +75,8 @@ def test_messages_are_the_same_as_json(client):
         b'{"role":"assistant","\\udfff":1}',
         b'{"role":"assistant","content":"\xff"}',
         b'{"role":"assistant","x":1e999}',
+        b'{"role":"assistant","x":%b}' % (b"9" * 400),
+        b'{"role":"assistant","x":%be99}' % (b"9" * 250),
         b'{"role":"assistant","x":NaN}',
         b'{"role":"assistant","x":0123456789012345678}',
         b'{"role":"assistant","x":' + b"[" * 249 + b"]" * 249 + b"}",

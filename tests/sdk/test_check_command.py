@@ -223,7 +223,7 @@ async def test_a_server_with_tls_and_a_token_is_checked_like_any_other(uvicorn_s
     assert [(found.case.name, found.detail) for found in results if found.result != "pass"] == []
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupted_check_leaves_no_server(tmp_path, sign):
     pid_file = tmp_path / "pid"
     server = ["sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *SMALL]
@@ -235,6 +235,14 @@ def test_an_interrupted_check_leaves_no_server(tmp_path, sign):
     assert (checking.returncode, told) == (130, "tide-env: interrupted\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_what_a_server_leaves_behind_when_it_stops_is_killed(tmp_path):
+    stubborn = f"trap '' TERM; echo $$ > {tmp_path}/pid; sleep 60"
+    server = ["sh", "-c", 'sh -c "$0" & exec "$@"', stubborn, *SMALL]
+    assert cli.main(["check", "--only", "kill.stop", "--", *server]) == 0
+    status = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
 
 
 def test_checks_that_are_left_when_the_time_is_over_fail(capsys):

@@ -63,6 +63,10 @@ def test_the_project_is_as_tidy_as_this_one(tmp_path, monkeypatch, capsys):
         ("random", "another, for example random_game"),
         ("tide_sdk", "another, for example tide_sdk_game"),
         ("tests", "another, for example tests_game"),
+        ("tiderl", "another, for example tiderl_game"),
+        ("pytest", "another, for example pytest_game"),
+        ("none", "another, for example none_game"),
+        ("environment", "another, for example environment_game"),
     ],
 )
 def test_a_name_that_no_package_can_have_is_refused(tmp_path, monkeypatch, capsys, name, words):

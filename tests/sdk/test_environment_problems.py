@@ -93,6 +93,15 @@ async def test_a_caller_that_goes_away_while_it_sends_is_let_go(client):
     assert sent == []
 
 
+class Panic(BaseException):
+    """As native libraries raise."""
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
 class Fails(Environment):
     """Fails where its task says so."""
 
@@ -117,12 +126,20 @@ class Fails(Environment):
             "nan": lambda: Step("x", info={"a": float("inf")}),
             "message": lambda: Step([{"content": "no role"}]),
             "exit": lambda: exit(3),
+            "panic": lambda: self.raises(Panic("native")),
+            "cancelled": lambda: self.raises(asyncio.CancelledError),
+            "silent": lambda: self.raises(Silent),
+            "huge reward": lambda: Step("x", reward=10**400),
+            "generator": lambda: Step(self.boom() for _ in range(1)),
         }
         return answers.get(how, self.boom)()
 
     def end(self, reason):
-        if self.how.get("end") == "reward":
-            return EndInfo(reward=float("inf"))
+        unsendable = {"reward": float("inf"), "words": "much", "huge": 10**400}
+        if self.how.get("end") in unsendable:
+            return EndInfo(reward=unsendable[self.how["end"]])
+        if self.how.get("end") == "cancelled":
+            raise asyncio.CancelledError
         if "end" in self.how:
             self.boom()
         return None
@@ -130,8 +147,26 @@ class Fails(Environment):
     def pause(self):
         self.boom()
 
+    def raises(self, error):
+        raise error
+
     def boom(self):
         raise ZeroDivisionError("by the author")
+
+
+class AsyncFails(Fails):
+    async def start(self, task):
+        if task.task.get("start") == "cancelled":
+            raise asyncio.CancelledError
+        if task.task.get("start") == "exit":
+            raise SystemExit(3)
+        return Fails.start(self, task)
+
+    async def step(self, message):
+        return Fails.step(self, message)
+
+    async def end(self, reason):
+        return Fails.end(self, reason)
 
 
 async def start(client, key="k", **task):
@@ -158,7 +193,16 @@ async def test_a_failed_start_names_the_method_and_may_be_tried_again(asgi, how,
     assert (await start(client))[0] == 201
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize(("how", "words"), [("cancelled", "CancelledError"), ("exit", "SystemExit: 3")])
+async def test_an_async_start_that_exits_or_is_cancelled_fails_and_frees_its_place(asgi, how, words):
+    client = asgi(EnvironmentServer(AsyncFails, capacity=1))
+    status, body = await start(client, start=how)
+    assert (status, body["code"]) == (502, "environment_failed")
+    assert words in body["detail"]
+    assert (await start(client))[0] == 201
+
+
+@pytest.mark.parametrize("kind", [Fails, type("Fails", (Fails,), {"blocking": True}), type("Fails", (AsyncFails,), {})])
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -169,10 +213,15 @@ async def test_a_failed_start_names_the_method_and_may_be_tried_again(asgi, how,
         ("nan", "its Step cannot be sent"),
         ("message", "not an OpenAI chat message"),
         ("exit", "SystemExit: 3"),
+        ("panic", "Panic: native"),
+        ("cancelled", "CancelledError"),
+        ("silent", "Silent, whose __str__ raised ValueError"),
+        ("huge reward", "OverflowError"),
+        ("generator", "ZeroDivisionError"),
     ],
 )
-async def test_a_failed_step_fails_the_task_and_answers_a_repeat_the_same(asgi, how, words, blocking):
-    client = asgi(EnvironmentServer(type("Fails", (Fails,), {"blocking": blocking})))
+async def test_a_failed_step_fails_the_task_and_answers_a_repeat_the_same(asgi, how, words, kind):
+    client = asgi(EnvironmentServer(kind))
     task_id = (await start(client, step=how))[1]["task_id"]
     status, body = await client.call("POST", "/observation", say(task_id))
     assert (status, body["code"], body["method"]) == (502, "environment_failed", "Fails.step")
@@ -183,9 +232,10 @@ async def test_a_failed_step_fails_the_task_and_answers_a_repeat_the_same(asgi, 
     assert words in account["outcome"]["reason"]
 
 
-@pytest.mark.parametrize("how", ["raise", "reward"])
-async def test_a_failed_end_leaves_no_reward(asgi, how):
-    client = asgi(EnvironmentServer(Fails))
+@pytest.mark.parametrize("kind", [Fails, AsyncFails])
+@pytest.mark.parametrize("how", ["raise", "reward", "words", "huge", "cancelled"])
+async def test_a_failed_end_leaves_no_reward(asgi, how, kind):
+    client = asgi(EnvironmentServer(kind))
     task_id = (await start(client, end=how))[1]["task_id"]
     account = (await client.call("POST", "/end", {"task_id": task_id}))[1]
     assert (account["reward"], account["outcome"]["kind"]) == (None, "failed")

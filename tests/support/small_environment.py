@@ -72,7 +72,7 @@ class SmallServer:
             allow = {} if "no_allow" in self.faults else {"allow": routes[path].replace(" ", ", ")}
             raise TideError("method_not_allowed", f"{path} takes {routes[path]}", **allow)
         if path == "/health":
-            live = sum(episode.state not in (*OVER, TaskState.DONE) for episode in self.episodes.values())
+            live = self._live()
             health = {"contract": 1, "environment": "small", "capacity": self.capacity, "tasks": live}
             return 200, health | {"incarnation": self.incarnation}
         if method == "GET":
@@ -116,6 +116,10 @@ class SmallServer:
                 raise TideError("too_large", f"at most {limit} bytes")
         return bytes(body)
 
+    def _live(self) -> int:
+        gone = OVER if "done_holds_its_place" in self.faults else (*OVER, TaskState.DONE)
+        return sum(episode.state not in gone for episode in self.episodes.values())
+
     def _episode(self, task_id: str) -> Episode:
         if task_id not in self.episodes:
             raise TideError("not_found", "no such task")
@@ -123,6 +127,10 @@ class SmallServer:
 
     def _start(self, request: StartRequest) -> Episode:
         older = self.keys.get(request.key)
+        if older is not None and older.state in OVER and "forgets_starts_at_the_end" in self.faults:
+            older = None
+        if "older_keeps_its_place" in self.faults and self._live() >= self.capacity and older and request.attempt:
+            raise TideError("capacity", "full", retry_after_s=1)
         if older is not None and "keys_start_anew" not in self.faults:
             if request.attempt < older.request.attempt:
                 raise TideError("stale_attempt", "a higher one has started")
@@ -132,7 +140,7 @@ class SmallServer:
                 return older
             older.superseded = True
             older.cut({"kind": "aborted", "reason": "superseded"}, TideError("ended", "superseded"))
-        live = sum(episode.state not in (*OVER, TaskState.DONE) for episode in self.episodes.values())
+        live = self._live()
         if live >= self.capacity and "never_full" not in self.faults:
             raise TideError("capacity", "full", retry_after_s=1)
         return self._add(secrets.token_hex(8), request)

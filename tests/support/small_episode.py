@@ -169,7 +169,8 @@ class Episode:
             self.epoch = self.epoch if request.epoch is None else request.epoch
             there = {TaskState.WAITING: TaskState.PAUSED, TaskState.ACTING: TaskState.PAUSING}
             back = {after: before for before, after in there.items()}
-            self.enter((there if pause else back).get(self.state, self.state))
+            anew = "resumes_begin_anew" in self.faults and not pause
+            self.enter((there if pause else back).get(self.state, self.state), new_turn=anew)
         return {"state": self.state.value, "epoch": self.epoch, "clocks": self.view()}
 
     def cut(self, outcome: dict[str, Any], error: TideError) -> None:

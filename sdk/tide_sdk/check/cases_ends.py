@@ -17,6 +17,7 @@ STATES = "States"
 LATE_S = 10.0
 """Seconds after its limit in which a clock must have ended the task."""
 _POLL_S = 0.1
+_POLLS = 50
 _TURN_PAUSE_S = 0.3
 _SHORT_S = 0.2
 
@@ -150,6 +151,7 @@ async def done(talk: Talk) -> None:
     actions = talk.plan.end_actions
     if not actions:
         raise Skipped(END)
+    before = (await talk.health()).tasks
     task = await talk.start()
     last: dict[str, Any] = {}
     for action in actions:
@@ -165,6 +167,14 @@ async def done(talk: Talk) -> None:
     await asyncio.sleep(_POLL_S)
     same(expect(await talk.get(task.task_id), 200).data, first, "GET /observation of a done task, twice")
     in_state(await talk.pause(task, 1), TaskState.DONE, 1, "/pause of a done task")
+    held = (await talk.health()).tasks - before
+    for _ in range(_POLLS):
+        if held <= 0:
+            break
+        await asyncio.sleep(_POLL_S)
+        held = (await talk.health()).tasks - before
+    else:
+        raise Failed("a done task still holds its place: it is let go at once, not with /end")
     account = await talk.end(task)
     _outcome(account, "completed" if observed["terminated"] else "truncated", None)
     same(account["turns"], task.turn, "the account's turns and the turns that were taken")

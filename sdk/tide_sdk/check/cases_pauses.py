@@ -86,6 +86,7 @@ async def turns(talk: Talk) -> None:
 async def clocks(talk: Talk) -> None:
     """What is consumed stays the same through the pause, to the digit."""
     task = await talk.start()
+    await asyncio.sleep(_SETTLE_S)
     first = await talk.pause(task, 1)
     await asyncio.sleep(_SETTLE_S)
     again = await talk.pause(task, 1)
@@ -95,7 +96,10 @@ async def clocks(talk: Talk) -> None:
             if consumed_s != clock.consumed_s:
                 words = f"the clock {name.value} went from {clock.consumed_s} to {consumed_s} s while paused"
                 raise Failed(words)
-    resumed = (await talk.resume(task, 2)).clocks[ClockName.ACTIVE].consumed_s
+    after = (await talk.resume(task, 2)).clocks
+    if after[ClockName.IDLE].consumed_s < first.clocks[ClockName.IDLE].consumed_s:
+        raise Failed("the clock idle begins anew with a resume; it must go on where it stood")
+    resumed = after[ClockName.ACTIVE].consumed_s
     await asyncio.sleep(_SETTLE_S)
     if expect(await talk.get(task.task_id), 200).data["clocks"]["active"]["consumed_s"] <= resumed:
         raise Failed("the clock active does not run after the resume")

@@ -52,7 +52,9 @@ async def optional(talk: Talk) -> None:
         expect(await talk.send("POST", path, {"task_id": task.task_id, field: None}), 200)
 
 
-@case("start.repeat", KEYS, "A repeated start with the same key returns the first answer, also after turns.")
+@case(
+    "start.repeat", KEYS, "A repeated start with the same key returns the first answer, also after turns and the end."
+)
 async def repeat(talk: Talk) -> None:
     """In the words of the first call, with its fields in another order, and with what it left out as the defaults."""
     body = talk.start_body(seed=5)
@@ -65,6 +67,8 @@ async def repeat(talk: Talk) -> None:
     for again in (reordered, body | defaults):
         answer = expect(await talk.send("POST", "/start", again), 201)
         same(first.data, answer.data, "a start repeated after a turn")
+    await talk.end(task)
+    same(first.data, expect(await talk.send("POST", "/start", body), 201).data, "a start repeated after the end")
 
 
 @case("start.join", KEYS, "Starts with the same key at the same time are one start.")
@@ -161,6 +165,8 @@ async def full(talk: Talk) -> None:
         raise Failed(words)
     _full(await talk.send("POST", "/start", talk.start_body()))
     same((await talk.send("POST", "/start", known)).data, tasks[-1].started, "a known start of a full server")
+    higher = known | {"attempt": 1}
+    tasks[-1] = talk.begun(higher, await talk.send("POST", "/start", higher))  # in the place of the older attempt
     await talk.end(tasks[0])
     await talk.start()
 

@@ -17,6 +17,8 @@ from tide_sdk.wire import ObservationResponse
 ONCE = "Exactly once"
 _TURNS = 4
 _REPEATS = 8
+_BEYOND_DOUBLE = 2**53 + 1
+"""As a double it is the whole number before it."""
 _SEEN = ("messages", "reward", "terminated", "truncated", "info")
 Act = Callable[[Talk, Task], Awaitable[None]]
 
@@ -150,7 +152,7 @@ async def conflict(talk: Talk) -> None:
     same(expect(await talk.send("POST", "/observation", body), 200).data, observed, "the turn after a conflict")
 
 
-@case("turn.numbers", ONCE, "Messages compare as parsed JSON: 1 equals 1.0, true is not 1.")
+@case("turn.numbers", ONCE, "Messages compare as parsed JSON: 1 equals 1.0, true is not 1; whole numbers to 64 bits.")
 async def numbers(talk: Talk) -> None:
     """A further field of the message, written in other ways."""
     task = await talk.start()
@@ -164,6 +166,13 @@ async def numbers(talk: Talk) -> None:
     for text in (b"true", b"1.5", b'"1"'):
         data = codec.dumps(known).replace(b'"x_number":1', b'"x_number":' + text)
         refused(await talk.send("POST", "/observation", body=data), "turn_conflict")
+    if task.done:
+        return
+    known = talk.action_of(task)
+    known["message"]["x_number"] = _BEYOND_DOUBLE
+    talk.took(task, await talk.send("POST", "/observation", known))
+    other = known | {"message": known["message"] | {"x_number": _BEYOND_DOUBLE - 1}}
+    refused(await talk.send("POST", "/observation", other), "turn_conflict")
 
 
 @case("turn.order", ONCE, "A turn that is neither the last nor the next is 409 turn_order.")

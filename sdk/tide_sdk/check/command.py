@@ -112,8 +112,9 @@ async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case
         reconfigure(errors="backslashreplace")  # servers say what no terminal's encoding has
     this = asyncio.current_task()
     assert this is not None
-    with contextlib.suppress(NotImplementedError):  # no loop handlers on Windows; there nobody sends SIGTERM either
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    with contextlib.suppress(NotImplementedError, AttributeError):  # no loop handlers on Windows, and no such signals
+        for sign in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(sign, this.cancel)
     subject = _subject(arguments)
     try:
         await subject.open()

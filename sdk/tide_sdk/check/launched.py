@@ -83,6 +83,8 @@ class Launched:
             return await self._end(signal.SIGTERM, limit_s)
         except TimeoutError as error:
             raise Failed(f"SIGTERM did not end it within {limit_s:g} s{self.last_words()}") from error
+        finally:
+            await self._end(signal.SIGKILL, self._boot_s)  # also what it started and left behind
 
     async def aclose(self) -> None:
         """Kill what still runs and remove the folder."""
@@ -93,7 +95,9 @@ class Launched:
 
     def last_words(self) -> str:
         """The end of what the server wrote, to put behind an error."""
-        words = self._log.read_bytes()[-MAX_WORDS:].decode("utf-8", "backslashreplace").strip()
+        with self._log.open("rb") as log:  # which may be longer than the memory
+            log.seek(max(0, self._log.stat().st_size - MAX_WORDS))
+            words = log.read(MAX_WORDS).decode("utf-8", "backslashreplace").strip()
         return f"; its last words: {words}" if words else "; it wrote nothing"
 
     def _start(self, port: int) -> None:

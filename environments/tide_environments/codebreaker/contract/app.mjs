@@ -155,7 +155,7 @@ export class EnvironmentServer {
     }
     if (older !== undefined) older.superseded = true;
     const limits = { ...DEFAULT_LIMITS, ...asked.limits };
-    const task = new Task(randomUUID(), asked, this.makeGame(), limits, this.now, (ended) => this.#remember(ended));
+    const task = new Task(randomUUID(), asked, this.makeGame, limits, this.now, (ended) => this.#remember(ended));
     this.#tasks.set(task.id, task);
     this.#keys.set(asked.key, task);
     this.#live.add(task);

@@ -27,7 +27,7 @@ export function parse(bytes) {
   if (/\\u[dD][89a-fA-F]/.test(text) && some(data, (value) => typeof value === "string" && SURROGATE.test(value))) {
     throw invalid("body", "a string holds a lone surrogate, which UTF-8 cannot carry");
   }
-  if (/[eE]\+?\d{3}|\d{300}/.test(text) && some(data, (value) => value === Infinity || value === -Infinity)) {
+  if (/[eE]\+?\d{3}|\d{200}/.test(text) && some(data, isBeyondDouble)) {
     throw invalid("body", "a number is too large");
   }
   return data;
@@ -69,6 +69,10 @@ function isContainer(value) {
 
 function isNumber(value) {
   return typeof value === "number" || typeof value === "bigint";
+}
+
+function isBeyondDouble(value) {
+  return isNumber(value) && !Number.isFinite(Number(value));
 }
 
 /** Whether any value or name in the data is such a one. */

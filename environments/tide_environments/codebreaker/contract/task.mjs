@@ -21,7 +21,8 @@ export class Task {
   state = "starting";
   superseded = false;
   startFailed = false;
-  #game;
+  #makeGame;
+  #game = null;
   #clocks;
   #limits;
   #onReleased;
@@ -41,15 +42,15 @@ export class Task {
   /**
    * @param id its id
    * @param request the body of its /start
-   * @param game the author's object, this task's alone
+   * @param makeGame makes the author's object, this task's alone
    * @param limits seconds of each clock
    * @param now monotonic seconds
    * @param onReleased called once, with the task, when its place is free
    */
-  constructor(id, request, game, limits, now, onReleased) {
+  constructor(id, request, makeGame, limits, now, onReleased) {
     this.id = id;
     this.request = request;
-    this.#game = game;
+    this.#makeGame = makeGame;
     this.#limits = limits;
     this.#clocks = new Clocks(limits, now);
     this.#onReleased = onReleased;
@@ -137,6 +138,7 @@ export class Task {
 
   async #begin(older) {
     try {
+      this.#game = this.#makeGame();
       if (older !== undefined) await older.end(`superseded by attempt ${this.request.attempt}`);
       const { task, seed, split, kind } = this.request;
       const { messages, tools = [] } = await this.#call("start", { task: task ?? {}, seed, split, kind });
@@ -218,7 +220,7 @@ export class Task {
 
   async #endGame(reason) {
     await this.#running; // the calls of one game never overlap
-    return this.#game.end?.(reason);
+    return this.#game?.end?.(reason);
   }
 
   #finalAccount() {
