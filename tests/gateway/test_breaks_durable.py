@@ -16,6 +16,7 @@ from tide_gateway.repository import Conflict, Repository
 from tide_gateway.repository.retention import RetentionRows
 from tide_gateway.rows import Change, Event
 from tide_gateway.specs import DEFAULT_LIMITS
+from tide_sdk.errors import TideError
 
 BIG = b"{" + b"x" * 20_000 + b"}"
 
@@ -163,3 +164,36 @@ async def test_bodies_are_as_durable_as_rows(tmp_path, options, durable):
     database = open_database(f"sqlite:///{tmp_path / 'gateway.db'}{options}")
     assert database.durable is durable
     await database.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("follows", ["a start", "a turn"])
+async def test_who_follows_a_task_that_is_removed_meanwhile_is_told(
+    benches_class, fresh_databases, tmp_path, eventually, follows
+):
+    with fresh_databases.fresh("postgres") as url:
+        benches = benches_class(url, tmp_path)
+        acting, hung = await benches.open(), await benches.open()
+        if follows == "a turn":
+            task_id = (await acting.start("k", hang_turn=0))["task_id"]
+            first = asyncio.create_task(acting.act(task_id, 0))
+            await eventually(lambda: acting.service._registry.lives[task_id].running is not None, "it acts")
+            second = asyncio.create_task(hung.act(task_id, 0))
+            lives = hung.service._registry.lives
+            await eventually(lambda: task_id in lives and lives[task_id].running is not None, "it is followed")
+        else:
+            first = asyncio.create_task(acting.start("k", start_s=3600.0))
+            await eventually(lambda: bool(acting.service._registry.lives), "it starts")
+            (task_id,) = acting.service._registry.lives
+            second = asyncio.create_task(hung.start("k", start_s=3600.0))
+            lives = hung.service._registry.lives
+            await eventually(lambda: task_id in lives and lives[task_id].follows, "it is followed")
+        # One transaction of the test's, for a process that hung while the task ended and was pruned.
+        tables = ("turns", "task_starts", "task_events", "tasks")
+        await acting.database.write(lambda c: [c.execute(text(f"DELETE FROM {table}")) for table in tables])
+        async with asyncio.timeout(20):
+            with pytest.raises(TideError) as told:
+                await second
+        assert told.value.code == "not_found"
+        first.cancel()
+        await benches.close()
