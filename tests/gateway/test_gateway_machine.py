@@ -218,11 +218,16 @@ class Machine(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         if not hasattr(self, "replicas"):
             return
-        for bench in self.replicas:
-            self.do(settled(bench.bench))
         bench = self.replicas[0].bench
-        open_tasks = [task for task in self.do(bench.repository.open_tasks()) if not task.released]
-        assert self.do(bench.taken()) == len(open_tasks) <= CAPACITY
+        for _ in range(20):
+            for replica in self.replicas:
+                self.do(settled(replica.bench))
+            open_tasks = [task for task in self.do(bench.repository.open_tasks()) if not task.released]
+            if self.do(bench.taken()) == len(open_tasks):
+                break  # else a keeper has just found its server dead, between the two looks
+        else:
+            raise AssertionError("slots and tasks differ")
+        assert len(open_tasks) <= CAPACITY
         for task in open_tasks:
             known = self.tasks.get(task.task_id)
             if known is not None and task.state in ("waiting", "paused") and known.paused is not None:

@@ -158,6 +158,8 @@ class TaskService:
                 await destroy_all(self._repository.instances, rows, self._runtimes, self.fleets)
         except StorageFailed as error:
             log.error("the stop could not be written down, and is left to the next gateway: %s", error)
+            # Nobody keeps them from here on: a probe over a runtime that is closed would take each for lost.
+            await asyncio.gather(*(fleet.close(destroy=False) for fleet in self.fleets.values()))
         self._registry.lives.clear()
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
