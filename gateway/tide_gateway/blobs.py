@@ -49,10 +49,12 @@ class BlobStore:
 
     Args:
         folder: made when the first large body comes.
+        durable: a body survives a power cut, as the row does that names it; each one then waits for the disk.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self._folder = folder
+        self._durable = durable
 
     def put(self, body: bytes) -> bytes:
         """What the row holds for `body`: itself, or the reference of the file that now holds it."""
@@ -66,12 +68,16 @@ class BlobStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{name}.{secrets.token_hex(4)}{_PART}")
             try:
-                part.write_bytes(body)
+                self._write(part, body)
                 os.replace(part, path)
             except OSError:
                 # On a full disk the half of a body takes the room of others.
                 part.unlink(missing_ok=True)
                 raise
+        if self._durable:
+            # Also of a file that another call has just moved here.
+            for folder in (path.parent, self._folder):
+                _sync(folder)
         return _MARK + name.encode()
 
     def get(self, stored: bytes) -> bytes:
@@ -131,6 +137,12 @@ class BlobStore:
                     os.replace(aside, path)
         return num_removed
 
+    def _write(self, path: Path, body: bytes) -> None:
+        path.write_bytes(body)
+        if self._durable:
+            # Before it gets its name: of a file that was only named a power cut may leave an empty one.
+            _sync(path)
+
     def _look_at(self, entry: os.DirEntry[str], old: Old) -> None:
         touched_s = entry.stat(follow_symlinks=False).st_mtime
         if entry.name.endswith(_ASIDE):
@@ -152,6 +164,14 @@ class BlobStore:
 
     def _path(self, name: str) -> Path:
         return self._folder / name[:2] / name
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def name_in(stored: bytes) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from tide_gateway.database import OutcomeUnknown
 from tide_gateway.repository import StorageFailed
 from tide_gateway.rows import Change
 from tide_sdk.errors import TideError
@@ -85,6 +86,9 @@ class Committer:
                     outcomes = await self._sink.apply([change for change, _, _ in group])
                 except Exception as error:  # noqa: BLE001 (every waiter is told)
                     outcomes = [error] * len(group)
+                except BaseException:
+                    self._break_off(group)
+                    raise
                 self.num_groups += 1
                 self.num_changes += len(group)
                 for (_, done, _), failure in zip(group, outcomes, strict=True):
@@ -94,6 +98,13 @@ class Committer:
                         done.set_exception(failure)
         finally:
             self._running = None
+
+    def _break_off(self, group: list[tuple[Change, Written, float]]) -> None:
+        """Fail all that waits, as the event loop ends: nothing else would ever wake who waits for it."""
+        left, self._waiting = group + self._waiting, []
+        for _, done, _ in left:
+            done.set_exception(OutcomeUnknown("the gateway ends while it is written"))
+            done.exception()  # who waits for it may have gone
 
     def _give_up_old(self) -> None:
         """Fail what has waited for too long: its caller is told before it gives up by itself."""

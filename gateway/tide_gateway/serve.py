@@ -135,7 +135,7 @@ async def serve(settings: GatewaySettings, options: ServeOptions) -> None:
 async def _run(
     settings: GatewaySettings, options: ServeOptions, database: Database, data: Path, listener: socket.socket
 ) -> None:
-    blobs = BlobStore(data / "blobs")
+    blobs = BlobStore(data / "blobs", durable=database.durable)
     repository = Repository(database, blobs)
     deployment, seen_s = await repository.replicas.deployment()
     time = DatabaseTime()

@@ -109,6 +109,11 @@ class Database:
         """Whether other processes may write to it too; False where this one owns the file."""
         return self._backend.shared
 
+    @property
+    def durable(self) -> bool:
+        """Whether what was committed survives a power cut."""
+        return self._backend.durable
+
     async def write(self, fn: Callable[[Connection], T], *, urgent: bool = False) -> T:
         """Run `fn` in one transaction, committed when it returns and rolled back when it raises.
 

@@ -47,12 +47,14 @@ class Backend(Protocol):
 
     Attributes:
         shared: whether several processes may write to it at once.
+        durable: whether what was committed survives a power cut.
         num_writers: threads that write, with one connection each.
         num_readers: threads that read, with one connection each.
         deadline_s: seconds that one call may take from being asked for, waiting for a thread and attempts included.
     """
 
     shared: bool
+    durable: bool
     num_writers: int
     num_readers: int
     deadline_s: float

@@ -81,6 +81,7 @@ class PostgreSQL(Backend):
     """
 
     shared = True
+    durable = True  # unless its operator says otherwise
 
     def __init__(self, url: URL, *, num_connections: int = 4, timeouts: Timeouts | None = None) -> None:
         self._url = url

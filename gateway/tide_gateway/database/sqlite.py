@@ -56,6 +56,7 @@ class SQLite(Backend):
     def __init__(self, url: URL) -> None:
         self._url = url.set(query={})
         self._synchronous = str(url.query.get("synchronous", SYNCHRONOUS[0])).upper()
+        self.durable = self._synchronous == "FULL"
 
     def make_engine(self, *, reads: bool) -> Engine:
         """An engine on the file, in WAL, with explicit transactions."""

@@ -53,10 +53,14 @@ class RetentionRows:
             self._database.lock(connection, "retention")
             most = max(1, max_rows // _MIN_ROWS)
             found: list[Any] = list(connection.execute(_over_before(before_s).limit(most)))
+            # Their rows are locked from here on; what was read out before that is kept from then.
+            touched = _touched_since(connection, [row[0] for row in found], before_s)
             ids: list[str] = []
             num_rows = 0
             for row in found:
                 task_id = row[0]
+                if task_id in touched:
+                    continue
                 num_rows += row[1] + row[2] + 2
                 if num_rows > max_rows and (ids or _shorten(connection, task_id, max_rows)):
                     return Removed(_remove(connection, ids), more=True)
@@ -97,7 +101,13 @@ def _over_before(before_s: float) -> Any:
         .where(TaskRow.task_id < _id_at(before_s), TaskRow.created_s < before_s)
         .where(TaskRow.state.in_(_OVER), TaskRow.released == 1, ~happened)
         .order_by(TaskRow.task_id)
+        .with_for_update(skip_locked=True, of=TaskRow)
     )
+
+
+def _touched_since(connection: Connection, ids: Sequence[str], moment_s: float) -> set[str]:
+    touched = select(EventRow.task_id).where(EventRow.task_id.in_(ids), EventRow.at_s >= moment_s)
+    return set(connection.execute(touched).scalars())
 
 
 def _remove(connection: Connection, ids: Sequence[str]) -> tuple[str, ...]:

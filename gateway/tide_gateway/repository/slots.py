@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
 
 from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Ticket, Wish, decide, startable, waiting
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Database, Statement
+from tide_gateway.lifecycle import OPEN
 from tide_gateway.models import OwnerRow, StartRateRow, TaskRow, TicketRow
 from tide_gateway.repository import group
 from tide_gateway.rows import Change
@@ -22,7 +24,9 @@ from tide_gateway.specs import EnvironmentSpec
 
 _SAME = Statement(
     select(TaskRow.task_id)
-    .where(TaskRow.owner == bindparam("of"), TaskRow.key == bindparam("by"), TaskRow.attempt >= bindparam("number"))
+    .where(TaskRow.owner == bindparam("of"), TaskRow.key == bindparam("by"))
+    # A lower attempt that is open was let in since the caller looked, and has to be ended first.
+    .where(or_(TaskRow.attempt >= bindparam("number"), *(TaskRow.state == state.value for state in OPEN)))
     .limit(1)
 )
 _LIMITED = Statement(select(OwnerRow.owner, OwnerRow.max_tasks).where(OwnerRow.max_tasks > 0))
@@ -39,8 +43,12 @@ _HOLDING = Statement(
 )
 
 
+UNIQUE_VIOLATION = "23505"
+"""PostgreSQL's SQLSTATE; in SQLite nobody else writes."""
+
+
 class KeyTaken(Exception):
-    """Another start with the same owner, key and attempt was let in meanwhile."""
+    """Another start with the same owner and key was let in meanwhile, which the caller does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class SlotRows:
             None where the task's row is committed.
 
         Raises:
-            KeyTaken: there is such a task already.
+            KeyTaken: there is such a task already, or a lower attempt of it is open.
         """
         task = change.after
         wish = Wish(task.owner, task.key, "eval" if task.kind == "eval" else "train")
@@ -131,7 +139,13 @@ class SlotRows:
 
         # One at a time: others would only wait for the same lock, and with it hold the threads that all share.
         async with self._database.alone(self._gates[task.environment]):
-            return await self._database.write(write)
+            try:
+                return await self._database.write(write)
+            except IntegrityError as error:
+                if getattr(error.orig, "sqlstate", "") != UNIQUE_VIOLATION:
+                    raise
+                # The same key for another environment, whose starts have a lock of their own.
+                raise KeyTaken(task.key) from error
 
     async def views(self, rules: Mapping[str, Rules], owner: str, now_s: float) -> dict[str, Slots]:
         """The slots of each environment of `rules`, as `owner` sees them."""

@@ -93,10 +93,20 @@ class Repository:
             # A full disk may take the small ones; a server that is away takes none, and is not asked for each.
             if self.shared or len(changes) == 1:
                 return [error] * len(changes)
-            return [await self._apply_one(change) for change in changes]
+            return await self._apply_each(changes)
         except Exception:  # noqa: BLE001 (found again, and reported, for the one change that caused it)
-            return [await self._apply_one(change) for change in changes]
+            return await self._apply_each(changes)
         return [None] * len(changes)
+
+    async def _apply_each(self, changes: Sequence[Change]) -> list[Exception | None]:
+        outcomes: list[Exception | None] = []
+        for change in changes:
+            outcomes.append(failure := await self._apply_one(change))
+            if self.shared and isinstance(failure, StorageFailed):
+                # A server that hangs would keep a whole group, and all that waits behind it, for a timeout of each.
+                left = StorageFailed(f"not tried after another change: {failure}")
+                return outcomes + [left] * (len(changes) - len(outcomes))
+        return outcomes
 
     async def _apply_one(self, change: Change) -> Exception | None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 
 from tide_gateway import lifecycle
 from tide_gateway.service import answers
-from tide_gateway.service.live import Live, Registry, Running, unfinished
+from tide_gateway.service.live import Live, Registry, Running, removed, unfinished
 
 _FIRST_LOOK_S, _MAX_LOOK_S = 0.02, 0.25
 
@@ -31,7 +31,11 @@ async def until_answered(registry: Registry, live: Live, running: Running) -> No
     running.sends = False
     try:
         while True:
-            task = await registry.repository.task(live.task.task_id) or live.task
+            task = await registry.repository.task(live.task.task_id)
+            if task is None:
+                running.worker = None
+                running.fail(removed(live.task.task_id))
+                break
             if task.version > live.task.version:
                 live.task = task
             if task.turn > running.turn:

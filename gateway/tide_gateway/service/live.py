@@ -42,6 +42,11 @@ def unfinished() -> TideError:
     return TideError("unavailable", "the gateway did not finish the call; call again", retry_after_s=1)
 
 
+def removed(task_id: str) -> TideError:
+    """The error of a call for a task whose row is gone: it was over, and removed (`--retention-days`, `prune`)."""
+    return TideError("not_found", f"task {task_id!r} was over and is removed")
+
+
 @dataclass(eq=False, slots=True)
 class Running:
     """An action in flight.
@@ -222,7 +227,7 @@ class Registry:
         except Conflict as error:
             stored = await self.repository.task(live.task.task_id)
             if stored is None:
-                raise TideError("not_found", "the task's row is gone") from error
+                raise removed(live.task.task_id) from error
             live.task = stored
             raise Changed from error
         except TideError:

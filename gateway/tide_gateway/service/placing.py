@@ -14,7 +14,7 @@ from tide_gateway.fleet import Fleet, Vanished
 from tide_gateway.repository.instances import StaleTask
 from tide_gateway.runtimes import Server
 from tide_gateway.service.endings import peer_start
-from tide_gateway.service.live import Live, Registry
+from tide_gateway.service.live import Live, Registry, removed
 from tide_sdk.clocks import TaskState
 from tide_sdk.wire import StartResponse
 
@@ -79,7 +79,12 @@ class Placing:
                 await fleet.wait_for_room()
 
     async def read_again(self, live: Live) -> None:
-        """Take the task's row into the cache as it is now."""
+        """Take the task's row into the cache as it is now.
+
+        Raises:
+            TideError: the row is gone.
+        """
         task = await self._registry.repository.task(live.task.task_id)
-        if task is not None and task.version > live.task.version:
-            live.task = task
+        if task is None:
+            raise removed(live.task.task_id)
+        self._registry.advance(live, task)
