@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 from tide_gateway.auth import Owners
 from tide_gateway.endpoints.calls import HELD, MAX_SMALL_BODY_BYTES, authorization_of, check, check_size, parse_body
 from tide_gateway.load import Held
+from tide_gateway.plain import few_brackets, plain_action
 from tide_gateway.repository import StorageFailed
 from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
@@ -106,6 +107,8 @@ def storage_failed(error: StorageFailed) -> TideError:
 
 def _action_of(body: bytes) -> tuple[str, int, dict[str, Any]]:
     data = parse_body(body)
+    if few_brackets(body) and (plain := plain_action(data)) is not None:
+        return plain
     action = check(ObservationRequest, body)
     return action.task_id, action.turn, data["message"]
 
