@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tide_gateway.answering import WHOLE, answer_whole
 from tide_gateway.connection_limits import ConnectionLimits
 from tide_gateway.handshakes import TlsFront
 from tide_gateway.slow_readers import SlowReader
@@ -202,6 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cast("dict[str, Any]", cycle.scope)[WHOLE] = partial(answer_whole, cycle)
         super()._start_asgi_task(cycle, app)
 
     # inside

@@ -12,8 +12,10 @@ import re
 from typing import Any
 from urllib.parse import parse_qs
 
+from tide_gateway.answering import WHOLE
 from tide_gateway.auth import Owners
 from tide_gateway.endpoints.calls import HELD, MAX_SMALL_BODY_BYTES, authorization_of, check, check_size, parse_body
+from tide_gateway.endpoints.sending import HeldSend
 from tide_gateway.load import Held
 from tide_gateway.plain import few_brackets, plain_action
 from tide_gateway.repository import StorageFailed
@@ -64,7 +66,10 @@ class ContractApp:
             log.exception("%s %s failed", scope["method"], scope["path"])
             await send_problem(send, TideError("internal", "an unexpected failure; see the gateway's log"))
             return
-        await send_json(send, status, body)
+        if isinstance(send, HeldSend):
+            await send.json(status, body, scope.get(WHOLE))
+        else:
+            await send_json(send, status, body)
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         path, method = scope["path"], scope["method"]
