@@ -142,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the URL."""
         self._num_pending_bytes = 0
-        super().on_url(url)
+        self.url += url
         if len(self.url) > self.limits_of_connection.max_url_bytes:
             words = f"the URL may have at most {self.limits_of_connection.max_url_bytes} bytes"
             self._stop_parsing(414, "too_large", words)
@@ -155,7 +155,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_bytes += len(name) + len(value) + 4
         if self._num_bytes > limits.max_header_bytes or self._num_fields > limits.max_header_fields:
             self._stop_parsing(*self._too_large())
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The header is whole."""

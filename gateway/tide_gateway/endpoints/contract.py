@@ -74,7 +74,8 @@ class ContractApp:
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         path, method = scope["path"], scope["method"]
         check_version(scope)
-        caller = await self._owners.caller(authorization_of(scope))
+        authorization = authorization_of(scope)
+        caller = self._owners.at_hand(authorization) or await self._owners.caller(authorization)
         held: Held | None = scope.get(HELD)
         if held is not None:
             held.enter(caller.owner, "waiting" if method == "POST" and path in _WAITING else "quick")

@@ -56,8 +56,10 @@ class Turns:
             live = await registry.find(owner, task_id)
 
         async def take() -> bytes | Running:
-            await self._endings.refuse_elsewhere(live.task)
-            await self._endings.expire_if_overdue(live)
+            if not self._endings.hosts(live.task):
+                await self._endings.refuse_elsewhere(live.task)
+            if deadlines.overdue(live.task, registry.time.now_s()) is not None:
+                await self._endings.expire_if_overdue(live)
             verdict = lifecycle.take_turn(live.task, turn)
             if verdict is TurnVerdict.STORED:
                 stored = await self._stored(live, turn, message)
@@ -193,10 +195,10 @@ class Turns:
         stored = codec.dumps(raw)
 
         async def store() -> Task | None:
-            await self._endings.expire_if_overdue(live)
-            if live.running is not running:
-                return None
-            if not self._is_ours(live.task, running):
+            now_s = registry.time.now_s()
+            if deadlines.overdue(live.task, now_s) is not None:
+                await self._endings.expire_if_overdue(live)
+            if live.running is not running or not self._is_ours(live.task, running):
                 return None
             now_s = registry.time.now_s()
             after = lifecycle.answered(live.task, now_s, terminated=answer.terminated, truncated=answer.truncated)
