@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tide_gateway.answering import WHOLE, answer_whole
 from tide_gateway.connection_limits import ConnectionLimits
 from tide_gateway.handshakes import TlsFront
 from tide_gateway.slow_readers import SlowReader
@@ -140,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the URL."""
         self._num_pending_bytes = 0
-        super().on_url(url)
+        self.url += url
         if len(self.url) > self.limits_of_connection.max_url_bytes:
             words = f"the URL may have at most {self.limits_of_connection.max_url_bytes} bytes"
             self._stop_parsing(414, "too_large", words)
@@ -153,7 +155,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_bytes += len(name) + len(value) + 4
         if self._num_bytes > limits.max_header_bytes or self._num_fields > limits.max_header_fields:
             self._stop_parsing(*self._too_large())
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The header is whole."""
@@ -202,6 +207,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cast("dict[str, Any]", cycle.scope)[WHOLE] = partial(answer_whole, cycle)
         super()._start_asgi_task(cycle, app)
 
     # inside

@@ -34,9 +34,7 @@ def due_s(task: Task) -> float:
     if task.state is TaskState.ENDED:
         return ENDED_S
     moments = [
-        clock.running_since_s + clock.limit_s - clock.consumed_s
-        for clock in task.clocks.values()
-        if clock.running_since_s is not None
+        since_s + limit_s - consumed_s for limit_s, consumed_s, since_s in task.clocks.values() if since_s is not None
     ]
     if is_open(task):
         moments.append(task.wall_since_s + task.max_wall_s)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tide_gateway.deadlines import due_s
 from tide_gateway.lifecycle import Task
@@ -13,8 +12,7 @@ from tide_sdk.clocks import RUNNING, ClockName, ClockState, TaskState
 from tide_sdk.wire import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(NamedTuple):
     """An action that is about to go out."""
 
     turn: int
@@ -22,8 +20,7 @@ class Intent:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """The answer to an action."""
 
     turn: int
@@ -31,8 +28,7 @@ class Result:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One line of a task's history."""
 
     kind: str
@@ -40,8 +36,7 @@ class Event:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One task's next row and what belongs to it; all of it is committed, or nothing.
 
     Attributes:
@@ -57,30 +52,48 @@ class Change:
     result: Result | None = None
     events: tuple[Event, ...] = ()
 
+    @property
+    def only_moves(self) -> bool:
+        """True where no other columns of the task change than those of `turn_columns`: a turn begins, or is answered
+        and the task goes on."""
+        if self.intent is not None:
+            return self.after.state is TaskState.ACTING
+        return self.result is not None and self.after.state in _GOES_ON
+
+
+_GOES_ON = frozenset({TaskState.WAITING, TaskState.PAUSED})
+
 
 def storable(words: str) -> str:
     """An environment's words without the NUL that PostgreSQL refuses."""
     return words.replace("\0", "\N{SYMBOL FOR NULL}")
 
 
-def mutable_columns(task: Task) -> dict[str, Any]:
-    """The columns that change during a task's life; limits are not among them."""
+def turn_columns(task: Task) -> dict[str, Any]:
+    """The columns that a turn changes which does not end the task."""
     clocks = task.clocks
     running = RUNNING[task.state]
     since = next((clocks[name].running_since_s for name in running), task.paused_since_s)
     return {
         "state": task.state.value,
         "turn": task.turn,
-        "epoch": task.epoch,
         "version": task.version,
         "worker": task.worker,
-        "wall_since_s": task.wall_since_s,
         "due_s": due_s(task),
         "since_s": since if since is not None else 0.0,
-        "start_consumed_s": clocks[ClockName.START].consumed_s,
         "idle_consumed_s": clocks[ClockName.IDLE].consumed_s,
         "turn_consumed_s": clocks[ClockName.TURN].consumed_s,
         "active_consumed_s": clocks[ClockName.ACTIVE].consumed_s,
+    }
+
+
+def mutable_columns(task: Task) -> dict[str, Any]:
+    """The columns that change during a task's life; limits are not among them."""
+    clocks = task.clocks
+    return turn_columns(task) | {
+        "epoch": task.epoch,
+        "wall_since_s": task.wall_since_s,
+        "start_consumed_s": clocks[ClockName.START].consumed_s,
         "end_consumed_s": clocks[ClockName.END].consumed_s,
         "instance": task.instance,
         "peer_task": task.peer_task,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from tide_gateway.plain import few_brackets, plain_answer
 from tide_gateway.runtimes import Server
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName
@@ -55,6 +56,14 @@ class EnvironmentLost(Exception):
     """The server that held the task is gone, or does not know it any more."""
 
 
+class Observed(NamedTuple):
+    """What an environment's answer means for the task."""
+
+    turn: int
+    terminated: bool
+    truncated: bool
+
+
 def peer_limits(limits: Mapping[ClockName, float]) -> dict[str, float]:
     """Limits for the environment server's own clocks: looser than the gateway's, which decides.
 
@@ -84,7 +93,7 @@ async def start(server: Server, request: Mapping[str, Any], timeout_s: float) ->
     deadline_s = loop.time() + timeout_s
     while True:
         try:
-            return await _call(server, "/start", request, StartResponse, deadline_s - loop.time())
+            return _parse(StartResponse, await _call(server, "/start", codec.dumps(request), deadline_s - loop.time()))
         except EnvironmentFailed as error:
             if error.code != "capacity" or loop.time() + _CAPACITY_PAUSE_S >= deadline_s:
                 raise
@@ -92,39 +101,45 @@ async def start(server: Server, request: Mapping[str, Any], timeout_s: float) ->
 
 
 async def observe(
-    server: Server, peer_task: str, turn: int, message: Mapping[str, Any], timeout_s: float
-) -> tuple[ObservationResponse, dict[str, Any]]:
-    """Send the action of a turn; the server acts on it at most once."""
-    body = {"task_id": peer_task, "turn": turn, "message": message}
-    answer, data = await _call(server, "/observation", body, ObservationResponse, timeout_s)
-    if answer.turn != turn + 1:
-        raise EnvironmentFailed(200, "", f"the environment answered turn {turn} with turn {answer.turn}")
-    return answer, data
+    server: Server, peer_task: str, turn: int, action: bytes, timeout_s: float
+) -> tuple[Observed, dict[str, Any]]:
+    """Send the action of a turn, a message as JSON; the server acts on it at most once."""
+    body = b'{"task_id":%b,"turn":%d,"message":%b}' % (codec.dumps(peer_task), turn, action)
+    response = await _call(server, "/observation", body, timeout_s)
+    data = _data_of(response)
+    plain = plain_answer(data) if few_brackets(response.body) else None
+    if plain is not None:
+        seen = Observed(*plain)
+    else:
+        answer = _check(ObservationResponse, response)
+        seen = Observed(answer.turn, answer.terminated, answer.truncated)
+    if seen.turn != turn + 1:
+        raise EnvironmentFailed(200, "", f"the environment answered turn {turn} with turn {seen.turn}")
+    return seen, data
 
 
 async def pause(server: Server, peer_task: str, *, paused: bool, epoch: int, timeout_s: float) -> None:
     """Stop or start the server's own clocks of a task."""
     path = "/pause" if paused else "/resume"
-    await _call(server, path, {"task_id": peer_task, "epoch": epoch}, EpochResponse, timeout_s)
+    body = codec.dumps({"task_id": peer_task, "epoch": epoch})
+    _parse(EpochResponse, await _call(server, path, body, timeout_s))
 
 
 async def end(server: Server, peer_task: str, reason: str, timeout_s: float) -> tuple[float | None, Mapping[str, Any]]:
     """End a task and read its account: reward and metrics, the latter as the codec reads them, so that it can write
     them again."""
-    answer, data = await _call(server, "/end", {"task_id": peer_task, "reason": reason}, EndResponse, timeout_s)
+    body = codec.dumps({"task_id": peer_task, "reason": reason})
+    answer, data = _parse(EndResponse, await _call(server, "/end", body, timeout_s))
     return answer.reward, data["metrics"]
 
 
-async def _call(
-    server: Server, path: str, payload: Mapping[str, Any], model: type[M], timeout_s: float
-) -> tuple[M, dict[str, Any]]:
+async def _call(server: Server, path: str, body: bytes, timeout_s: float) -> Response:
     """One call with resends over broken connections; every call of the contract may be repeated.
 
     Raises:
         EnvironmentFailed, EnvironmentLost: see there.
         TimeoutError: the deadline passed; the server may have acted.
     """
-    body = codec.dumps(payload)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     num_broken, begun_s = 0, perf_counter()
@@ -151,7 +166,7 @@ async def _call(
             await _same_incarnation(server, deadline_s)
             continue
         server.took(path, perf_counter() - begun_s)
-        return _parse(model, response)
+        return response
     raise EnvironmentLost("the environment server is gone")
 
 
@@ -179,6 +194,11 @@ async def _same_incarnation(server: Server, deadline_s: float) -> None:
 
 
 def _parse(model: type[M], response: Response) -> tuple[M, dict[str, Any]]:
+    data = _data_of(response)
+    return _check(model, response), data
+
+
+def _data_of(response: Response) -> dict[str, Any]:
     try:
         data = codec.loads(response.body)
     except codec.CodecError:
@@ -196,9 +216,13 @@ def _parse(model: type[M], response: Response) -> tuple[M, dict[str, Any]]:
         raise EnvironmentFailed(response.status, code, f"the environment answered {response.status}: {words}", refused)
     if not isinstance(data, dict):
         raise EnvironmentFailed(response.status, "", "the environment's answer is not a JSON object")
+    return data
+
+
+def _check(model: type[M], response: Response) -> M:
     try:
         # Strict, because what agents get is the answer as it was sent: "no" must not pass for false there.
-        return model.model_validate_json(response.body, strict=True), data
+        return model.model_validate_json(response.body, strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in fault["loc"]) or "body"

@@ -97,21 +97,28 @@ def enter(
     running = RUNNING[state]
     after: dict[ClockName, ClockState] = {}
     for name, clock in clocks.items():
+        limit_s, consumed_s, ran_since_s = clock  # no method is called: this is done twice a turn
         restarts = new_turn and name in _OF_A_TURN
-        since_s = now_s if name in running else None
-        if clock.running_since_s is None and since_s is None and not (restarts and clock.consumed_s):
+        runs = name in running
+        if ran_since_s is None and not runs and not (restarts and consumed_s):
             after[name] = clock
-        else:
-            consumed_s = 0.0 if restarts else clock.consumed(now_s)
-            after[name] = ClockState(clock.limit_s, consumed_s, since_s)
+            continue
+        if restarts:
+            consumed_s = 0.0
+        elif ran_since_s is not None and now_s > ran_since_s:
+            consumed_s += now_s - ran_since_s
+        after[name] = ClockState(limit_s, consumed_s, now_s if runs else None)
     return after
 
 
 def first_expired(clocks: Mapping[ClockName, ClockState], now_s: float) -> ClockName | None:
     """The running clock that expired longest ago, None if no running clock has expired."""
-    over = [
-        (clock.consumed(now_s) - clock.limit_s, name)
-        for name, clock in clocks.items()
-        if clock.running_since_s is not None and clock.expired(now_s)
-    ]
-    return max(over)[1] if over else None
+    over: tuple[float, ClockName] | None = None
+    for name, (limit_s, consumed_s, since_s) in clocks.items():
+        if since_s is None:
+            continue
+        if now_s > since_s:
+            consumed_s += now_s - since_s
+        if consumed_s >= limit_s and (over is None or (consumed_s - limit_s, name) > over):
+            over = consumed_s - limit_s, name
+    return None if over is None else over[1]

@@ -7,7 +7,7 @@ folded headers, no bytes left over) is what keeps two answers on a kept-alive co
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -20,8 +20,7 @@ class ResponseError(Exception):
     """The peer's bytes are not an HTTP/1.1 response within the limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """One answer. Header names are in lower case; repeated headers are joined with a comma."""
 
     status: int

@@ -223,7 +223,7 @@ async def test_a_turn_that_is_stored_already_is_never_overwritten(repository):
     (task,) = await add(repository, 1)
     first = next_of(task)
     assert await repository.apply([first]) == [None]
-    again = replace(first, after=lifecycle.bumped(first.after), intent=Intent(0, b'{"a":2}', 102.0))
+    again = first._replace(after=lifecycle.bumped(first.after), intent=Intent(0, b'{"a":2}', 102.0))
     (outcome,) = await repository.apply([again])
     assert isinstance(outcome, ValueError)
     assert (await repository.turn_of("t000", 0)).action == b'{"a":1}'

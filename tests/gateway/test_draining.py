@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tide_sdk import codec
 from tide_sdk.errors import TideError
 
 
@@ -19,12 +20,12 @@ class Held:
         self.acting: set[str] = set()
         honest = upstream.observe
 
-        async def observe(server, peer_task, turn, message, limit_s):
-            word = message["content"]
+        async def observe(server, peer_task, turn, action, limit_s):
+            word = codec.loads(action)["content"]
             if word in self.gates:
                 self.acting.add(word)
                 await self.gates[word].wait()
-            return await honest(server, peer_task, turn, message, limit_s)
+            return await honest(server, peer_task, turn, action, limit_s)
 
         monkeypatch.setattr(upstream, "observe", observe)
 

@@ -26,7 +26,7 @@ async def test_a_frozen_server_does_nothing_until_it_is_thawed():
     task_id = (await start(server)).task_id
     await runtime.freeze(server, True)
     assert runtime.world.frozen == {"one"}
-    acting = asyncio.create_task(upstream.observe(server, task_id, 0, {"role": "assistant"}, 5.0))
+    acting = asyncio.create_task(upstream.observe(server, task_id, 0, b'{"role":"assistant"}', 5.0))
     with pytest.raises(DeadlineExceeded):
         await server.channel.request("GET", "/health", timeout_s=0.01)
     assert runtime.launched["one"].tasks[task_id].effects == 0

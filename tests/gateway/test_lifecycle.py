@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tide_gateway import deadlines, lifecycle
 from tide_gateway.lifecycle import ASLEEP_S, ENDED_S, Task, TurnVerdict
-from tide_gateway.rows import all_columns, task_of
+from tide_gateway.rows import Change, Intent, Result, all_columns, mutable_columns, task_of, turn_columns
 from tide_sdk.clocks import RUNNING, ClockName, TaskState
 from tide_sdk.errors import TideError
 from tide_sdk.wire import Outcome
@@ -48,6 +48,29 @@ def test_idle_runs_out_unpaused_and_stands_still_paused():
     assert deadlines.overdue(paused, 1e9) is None
     resumed = lifecycle.resume(paused, 2, 1000.0)
     assert resumed.clocks[ClockName.IDLE].consumed(1000.2) == pytest.approx(1.7)
+
+
+def test_a_turn_that_goes_on_changes_no_other_columns_than_are_written():
+    before = lifecycle.pause(lifecycle.resume(lifecycle.pause(waiting(), 3, 0.1), 4, 0.2), 4, 0.25)
+    acting = lifecycle.bumped(lifecycle.acting(before, 0.5, "r"))
+    pausing = lifecycle.pause(acting, 5, 0.6)
+    answers = [lifecycle.answered(task, 0.9, terminated=False, truncated=False) for task in (acting, pausing)]
+    moves = [(before, acting), (acting, answers[0]), (pausing, answers[1])]
+    changes = [
+        Change(acting, intent=Intent(0, b"{}", 0.5)),
+        *(Change(after, result=Result(0, b"{}", 0.9)) for after in answers),
+    ]
+    for (earlier, later), change in zip(moves, changes, strict=True):
+        assert change.only_moves
+        assert mutable_columns(earlier) | turn_columns(later) == mutable_columns(later)
+
+
+def test_any_other_change_writes_all_columns():
+    acting = lifecycle.acting(waiting(), 0.5)
+    done = lifecycle.answered(acting, 0.9, terminated=True, truncated=False)
+    assert not Change(done, result=Result(0, b"{}", 0.9)).only_moves
+    assert not Change(lifecycle.pause(waiting(), 1, 0.5)).only_moves
+    assert not Change(waiting(), intent=Intent(0, b"{}", 0.5)).only_moves
 
 
 def test_g02_fifty_pauses_of_three_times_the_limit_leave_no_drift():

@@ -93,14 +93,14 @@ async def test_a_server_survives_a_killed_gateway_and_the_next_one_goes_on_with_
     server = await first.attach("one", process_spec(), place, 20.0)
     body = {"environment": "scripted", "key": "k", "task": {}}
     task_id = (await upstream.start(server, body, 10.0))[0].task_id
-    await upstream.observe(server, task_id, 0, {"role": "assistant"}, 10.0)
+    await upstream.observe(server, task_id, 0, b'{"role":"assistant"}', 10.0)
     await first.close()
     await parents.kill(process)
     second = parents.gateway(30.0)
     assert await second.survey() == {"one"}
     again = await second.attach("one", process_spec(), place, 20.0)
     assert again.health.incarnation == server.health.incarnation
-    assert (await upstream.observe(again, task_id, 1, {"role": "assistant"}, 10.0))[0].info["effects"] == 2
+    assert (await upstream.observe(again, task_id, 1, b'{"role":"assistant"}', 10.0))[1]["info"]["effects"] == 2
     await second.destroy("one", process_spec(), place, 5.0)
     assert marked(parents.mark) == []
     await second.close()
@@ -145,7 +145,7 @@ async def test_g08_a_runaway_tree_is_killed(parents, eventually):
     body = {"environment": "scripted", "key": "k", "task": {"spin": True, "hang_turn": 0}}
     task_id = (await upstream.start(server, body, 10.0))[0].task_id
     with pytest.raises(TimeoutError):
-        await upstream.observe(server, task_id, 0, {"role": "assistant"}, 0.2)
+        await upstream.observe(server, task_id, 0, b'{"role":"assistant"}', 0.2)
     assert len(marked(parents.mark)) == 5
     await runtime.destroy("one", process_spec(), server.place, 0.2)
     assert marked(parents.mark) == []

@@ -55,7 +55,7 @@ async def start(server: Server, **script: object) -> str:
 
 
 async def act(server: Server, task_id: str, turn: int):
-    return (await upstream.observe(server, task_id, turn, {"role": "assistant", "content": "go"}, BOUND_S))[0]
+    return (await upstream.observe(server, task_id, turn, b'{"role":"assistant","content":"go"}', BOUND_S))[0]
 
 
 async def exits(*servers: Server) -> None:

@@ -12,9 +12,12 @@ import re
 from typing import Any
 from urllib.parse import parse_qs
 
+from tide_gateway.answering import WHOLE
 from tide_gateway.auth import Owners
 from tide_gateway.endpoints.calls import HELD, MAX_SMALL_BODY_BYTES, authorization_of, check, check_size, parse_body
+from tide_gateway.endpoints.sending import HeldSend
 from tide_gateway.load import Held
+from tide_gateway.plain import few_brackets, plain_action
 from tide_gateway.repository import StorageFailed
 from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
@@ -63,12 +66,16 @@ class ContractApp:
             log.exception("%s %s failed", scope["method"], scope["path"])
             await send_problem(send, TideError("internal", "an unexpected failure; see the gateway's log"))
             return
-        await send_json(send, status, body)
+        if isinstance(send, HeldSend):
+            await send.json(status, body, scope.get(WHOLE))
+        else:
+            await send_json(send, status, body)
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         path, method = scope["path"], scope["method"]
         check_version(scope)
-        caller = await self._owners.caller(authorization_of(scope))
+        authorization = authorization_of(scope)
+        caller = self._owners.at_hand(authorization) or await self._owners.caller(authorization)
         held: Held | None = scope.get(HELD)
         if held is not None:
             held.enter(caller.owner, "waiting" if method == "POST" and path in _WAITING else "quick")
@@ -106,6 +113,8 @@ def storage_failed(error: StorageFailed) -> TideError:
 
 def _action_of(body: bytes) -> tuple[str, int, dict[str, Any]]:
     data = parse_body(body)
+    if few_brackets(body) and (plain := plain_action(data)) is not None:
+        return plain
     action = check(ObservationRequest, body)
     return action.task_id, action.turn, data["message"]
 

@@ -7,13 +7,15 @@ long a caller may take is the connection's to say (`tide_gateway.connections`).
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from tide_gateway.load import Held
-from tide_sdk.asgi import Send, send_problem
+from tide_sdk.asgi import Send, send_json, send_problem
 from tide_sdk.errors import TideError
+from tide_sdk.wire import CONTRACT_VERSION
 
+_HEAD = b"content-type: application/json\r\ntide-contract: %d\r\n" % CONTRACT_VERSION
 UNCOUNTED_BYTES = 16 * 1024
 """An answer up to this size goes out at once, as a part of what a connection costs."""
 PIECE_BYTES = 64 * 1024
@@ -37,6 +39,13 @@ class HeldSend:
         self._held = held
         self._start: MutableMapping[str, Any] | None = None
         self.status = 0
+
+    async def json(self, status: int, body: bytes, whole: Callable[[int, bytes, bytes], bool] | None) -> None:
+        """Send a JSON answer, in one piece through `whole` (`tide_gateway.answering`) where it is small."""
+        if whole is not None and len(body) <= UNCOUNTED_BYTES and whole(status, _HEAD, body):
+            self.status = status
+        else:
+            await send_json(self, status, body)
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         """Send one ASGI message; the head waits for the body, since it may turn out to be another."""

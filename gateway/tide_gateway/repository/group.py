@@ -10,13 +10,14 @@ from sqlalchemy import Connection, Table, bindparam, insert, update
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Statement, write_rows
 from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
-from tide_gateway.rows import Change, all_columns, mutable_columns, storable
+from tide_gateway.rows import Change, all_columns, mutable_columns, storable, turn_columns
 
+_OF_A_TURN = (
+    "state", "turn", "version", "worker", "due_s", "since_s", "idle_consumed_s", "turn_consumed_s", "active_consumed_s",
+)  # fmt: skip
 _MUTABLE = (
-    "state", "turn", "epoch", "version", "worker", "wall_since_s",
-    "due_s", "since_s", "start_consumed_s", "idle_consumed_s",
-    "turn_consumed_s", "active_consumed_s", "end_consumed_s", "instance", "peer_task", "released", "reward",
-    "outcome", "metrics", "detail",
+    *_OF_A_TURN, "epoch", "wall_since_s", "start_consumed_s", "end_consumed_s", "instance", "peer_task", "released",
+    "reward", "outcome", "metrics", "detail",
 )  # fmt: skip
 
 
@@ -33,7 +34,9 @@ def _update(table: Any, key: Mapping[str, str], names: Sequence[str]) -> Stateme
     return Statement(statement.where(*(table.c[name] == bindparam(parameter) for name, parameter in key.items())))
 
 
-_TASK_UPDATE = _update(TaskRow.__table__, {"task_id": "b_task_id", "version": "b_version"}, _MUTABLE)
+_ROW = {"task_id": "b_task_id", "version": "b_version"}
+_TASK_UPDATE = _update(TaskRow.__table__, _ROW, _MUTABLE)
+_TASK_MOVE = _update(TaskRow.__table__, _ROW, _OF_A_TURN)
 _TASK_INSERT = _insert(TaskRow.__table__)
 _START_INSERT = _insert(StartRow.__table__)
 # Who is too late with an action finds the other's here, which must not hide that its row is stale.
@@ -57,16 +60,19 @@ def write_group(connection: Connection, changes: Sequence[Change], blobs: BlobSt
     # In one order for all replicas: two groups that hold the same rows wait for each other, and never in a circle.
     old = sorted((change for change in changes if change.request is None), key=lambda change: change.after.task_id)
     starts = [{"task_id": c.after.task_id, "request": blobs.put(c.request or b""), "answer": None} for c in new]
-    updates = [mutable_columns(c.after) | {"b_task_id": c.after.task_id, "b_version": c.after.version - 1} for c in old]
+    # One statement for all, because of that order: the short one where it is enough for each of them.
+    moves = all(change.only_moves for change in old)
+    columns = turn_columns if moves else mutable_columns
+    updates = [columns(c.after) | {"b_task_id": c.after.task_id, "b_version": c.after.version - 1} for c in old]
     whole = [
         (_TASK_INSERT, [all_columns(change.after) for change in new]),
         (_START_INSERT, starts),
-        (_TASK_UPDATE, updates),
+        (_TASK_MOVE if moves else _TASK_UPDATE, updates),
         *_parts(changes, blobs),
     ]
     batch = [(statement, rows) for statement, rows in whole if rows]
     for (statement, rows), count in zip(batch, write_rows(connection, batch), strict=True):
-        if statement is _TASK_UPDATE and count != len(rows):
+        if statement in (_TASK_MOVE, _TASK_UPDATE) and count != len(rows):
             raise Stale
         if statement is _TURN_INSERT and count != len(rows):
             raise ValueError("a turn that is to begin is stored already")

@@ -8,19 +8,22 @@ from typing import Any, cast
 
 from tide_gateway.lifecycle import Task
 from tide_sdk import codec
+from tide_sdk.clocks import ClockName
 from tide_sdk.wire import TaskView
+
+_NAMES = {name: name.value for name in ClockName}
+"""`value` of an enumeration is a call."""
 
 
 def wire_clocks(task: Task, now_s: float) -> dict[str, dict[str, float]]:
     """The task's clocks as the contract shows them."""
-    return {
-        name.value: {
-            "limit_s": clock.limit_s,
-            "consumed_s": clock.consumed(now_s),
-            "remaining_s": clock.remaining(now_s),
-        }
-        for name, clock in task.clocks.items()
-    }
+    shown: dict[str, dict[str, float]] = {}
+    for name, (limit_s, consumed_s, since_s) in task.clocks.items():
+        if since_s is not None and now_s > since_s:
+            consumed_s += now_s - since_s
+        left_s = limit_s - consumed_s
+        shown[_NAMES[name]] = {"limit_s": limit_s, "consumed_s": consumed_s, "remaining_s": max(0.0, left_s)}
+    return shown
 
 
 def with_clocks(stored: bytes, task: Task, now_s: float) -> bytes:

@@ -52,6 +52,7 @@ class Running:
     """An action in flight.
 
     Attributes:
+        action: the message as JSON.
         answer: what all calls for this turn wait for.
         worker: sends the action, or follows the replica that does.
         sends: True if it is this replica that sends.
@@ -59,6 +60,7 @@ class Running:
 
     turn: int
     message: dict[str, Any]
+    action: bytes
     answer: asyncio.Future[bytes]
     worker: asyncio.Task[None] | None = None
     sends: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from tide_gateway.committer import Committer
@@ -176,9 +176,9 @@ class TaskService:
         """Answer `POST /start`; `data` is the body as parsed."""
         return await self._starts.start(owner, request, data)
 
-    async def observe(self, owner: str, task_id: str, turn: int, message: dict[str, Any]) -> bytes:
+    def observe(self, owner: str, task_id: str, turn: int, message: dict[str, Any]) -> Coroutine[Any, Any, bytes]:
         """Answer `POST /observation`."""
-        return await self._turns.observe(owner, task_id, turn, message)
+        return self._turns.observe(owner, task_id, turn, message)
 
     async def latest(self, owner: str, task_id: str) -> bytes:
         """Answer `GET /observation`."""

@@ -23,7 +23,6 @@ from tide_gateway.service.pauses import Pauses
 from tide_sdk import codec
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
-from tide_sdk.wire import ObservationResponse
 
 MAX_TELLS = 3
 _SLACK_S = 1.0
@@ -57,8 +56,10 @@ class Turns:
             live = await registry.find(owner, task_id)
 
         async def take() -> bytes | Running:
-            await self._endings.refuse_elsewhere(live.task)
-            await self._endings.expire_if_overdue(live)
+            if not self._endings.hosts(live.task):
+                await self._endings.refuse_elsewhere(live.task)
+            if deadlines.overdue(live.task, registry.time.now_s()) is not None:
+                await self._endings.expire_if_overdue(live)
             verdict = lifecycle.take_turn(live.task, turn)
             if verdict is TurnVerdict.STORED:
                 stored = await self._stored(live, turn, message)
@@ -67,7 +68,7 @@ class Turns:
                 now_s = registry.time.now_s()
                 intent = Intent(turn, codec.dumps(message), now_s)
                 await registry.commit(live, lifecycle.acting(live.task, now_s, registry.me), intent=intent)
-                return self._send(live, turn, message)
+                return self._send(live, turn, message, intent.action)
             if live.running is None or live.running.turn != turn:
                 await self._check_same(live, turn, message)
                 return self._join(live, turn, message)
@@ -113,7 +114,7 @@ class Turns:
             return
         running = live.running
         if running is None or running.turn != live.task.turn:
-            self._send(live, live.task.turn, codec.loads(stored.action))
+            self._send(live, live.task.turn, codec.loads(stored.action), stored.action)
             return
         # Calls wait here already; they get the answer.
         if running.worker is not None:
@@ -147,14 +148,15 @@ class Turns:
         It may be another replica's. Or it is ours, and its result could not be written: the server answers a turn
         that it has already acted from its record.
         """
+        action = codec.dumps(message)
         if live.task.worker == self._registry.me:
-            return self._send(live, turn, message)
-        running = Running(turn, message, asyncio.get_running_loop().create_future())
+            return self._send(live, turn, message, action)
+        running = Running(turn, message, action, asyncio.get_running_loop().create_future())
         self._begin(live, running, sends=False)
         return running
 
-    def _send(self, live: Live, turn: int, message: dict[str, Any]) -> Running:
-        running = Running(turn, message, asyncio.get_running_loop().create_future())
+    def _send(self, live: Live, turn: int, message: dict[str, Any], action: bytes) -> Running:
+        running = Running(turn, message, action, asyncio.get_running_loop().create_future())
         self._begin(live, running, sends=True)
         return running
 
@@ -193,10 +195,10 @@ class Turns:
         stored = codec.dumps(raw)
 
         async def store() -> Task | None:
-            await self._endings.expire_if_overdue(live)
-            if live.running is not running:
-                return None
-            if not self._is_ours(live.task, running):
+            now_s = registry.time.now_s()
+            if deadlines.overdue(live.task, now_s) is not None:
+                await self._endings.expire_if_overdue(live)
+            if live.running is not running or not self._is_ours(live.task, running):
                 return None
             now_s = registry.time.now_s()
             after = lifecycle.answered(live.task, now_s, terminated=answer.terminated, truncated=answer.truncated)
@@ -223,7 +225,7 @@ class Turns:
         if after.state is TaskState.PAUSED:
             await self._pauses.settle(live)
 
-    async def _ask_in_time(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
+    async def _ask_in_time(self, live: Live, running: Running) -> tuple[upstream.Observed, dict[str, Any]]:
         """The environment's answer, asked for again where an outage that no clock counts gave it more time."""
         while True:
             try:
@@ -234,7 +236,7 @@ class Turns:
                 if live.running is not running or not self._is_ours(live.task, running) or left_s <= 0:
                     raise
 
-    async def _ask(self, live: Live, running: Running) -> tuple[ObservationResponse, dict[str, Any]]:
+    async def _ask(self, live: Live, running: Running) -> tuple[upstream.Observed, dict[str, Any]]:
         """The environment's answer; a server that still thinks that the task is paused is told again."""
         for _ in range(MAX_TELLS):
             limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
@@ -245,7 +247,7 @@ class Turns:
                     await self._pauses.before_action(live)
                 limit_s = deadlines.remaining_s(live.task, self._registry.time.now_s()) + _SLACK_S
             try:
-                return await upstream.observe(server, live.task.peer_task, running.turn, running.message, limit_s)
+                return await upstream.observe(server, live.task.peer_task, running.turn, running.action, limit_s)
             except upstream.EnvironmentFailed as error:
                 if error.code != "paused":
                     raise

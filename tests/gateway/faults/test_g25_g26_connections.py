@@ -15,7 +15,10 @@ from remote_peer import ScriptedPeer, spec_of
 
 from tide_gateway import upstream
 from tide_gateway.runtimes.remote import RemoteRuntime
+from tide_sdk import codec
 from tide_sdk.errors import TideError
+
+ACTION = codec.dumps(GO)
 
 
 @contextlib.asynccontextmanager
@@ -78,15 +81,15 @@ async def test_g25_what_a_network_swallowed_is_asked_for_again(monkeypatch, mode
         server = await runtime.launch("far-0", 0, spec_of(proxy.url), 20.0)
         body = {"environment": "scripted", "key": "k", "task": {"step_s": 0.7}}
         task_id = (await upstream.start(server, body, 20.0))[0].task_id
-        acting = asyncio.create_task(upstream.observe(server, task_id, 0, GO, 20.0))
+        acting = asyncio.create_task(upstream.observe(server, task_id, 0, ACTION, 20.0))
         await asyncio.sleep(0.2)
         proxy.switch(mode)
         await asyncio.sleep(1.0)
         proxy.switch("pass")
         assert (await acting)[1]["info"]["effects"] == 1
         with pytest.raises(TimeoutError):
-            await upstream.observe(server, task_id, 1, GO, 0.6)
-        assert (await upstream.observe(server, task_id, 1, GO, 20.0))[1]["info"]["effects"] == 2
+            await upstream.observe(server, task_id, 1, ACTION, 0.6)
+        assert (await upstream.observe(server, task_id, 1, ACTION, 20.0))[1]["info"]["effects"] == 2
         await runtime.close()
 
 
