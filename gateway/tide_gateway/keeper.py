@@ -107,7 +107,9 @@ class Keeper:
 
     async def _live(self) -> None:
         row = self._row
-        fresh = row.state is InstanceState.LAUNCHING and row.replica == self._me and self._fleet.may_launch(self.name)
+        fresh = (
+            row.state is InstanceState.LAUNCHING and row.replica == self._me and self._fleet.launches.first(self.name)
+        )
         if row.replica != self._me:
             log.warning("instance %s is taken over from replica %s", self.name, row.replica or "(none)")
             await self._write(replica=self._me)
@@ -133,10 +135,10 @@ class Keeper:
             server = await fleet.runtime.launch(self.name, self._row.slot, spec, self._launch_s)
         except LaunchFailed as error:
             self.failure = self._why = str(error)
-            fleet.launched(self.failure)
+            fleet.launches.note(self.failure)
             log.warning("instance %s did not launch: %s", self.name, error)
             return None
-        fleet.launched("")
+        fleet.launches.note("")
         self._hear(server)
         capacity = max(1, min(server.health.capacity, spec.tasks_per_server))
         if capacity < spec.tasks_per_server:
