@@ -57,8 +57,8 @@ async def test_a_start_whose_end_could_not_be_written_goes_on_when_it_is_repeate
 async def test_a_start_that_may_have_been_admitted_goes_on_when_it_is_repeated(bench, monkeypatch):
     slots, honest = bench.repository.slots, bench.repository.slots.admit
 
-    async def admit(*args):
-        await honest(*args)
+    async def admit(*args, **named):
+        await honest(*args, **named)
         raise OutcomeUnknown("lost in the commit")
 
     with monkeypatch.context() as fault:
