@@ -148,8 +148,8 @@ class Fleet:
                 await keeper.settled.wait()
                 if keeper.failure:
                     raise LaunchFailed(keeper.failure)
-                if (server := self.at_hand(name)) is not None and self._is_fresh(name):
-                    return server  # what its row says, this replica would have written
+                if keeper.watches and (server := self.at_hand(name)) is not None and self._is_fresh(name):
+                    return server  # what else its row said, this replica would have written
             row = await self.rows.get(name)
             if row is None or row.state is InstanceState.GONE:
                 raise Vanished("it is gone")

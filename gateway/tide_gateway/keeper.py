@@ -51,12 +51,14 @@ class Keeper:
     Attributes:
         settled: set when the server is ready, or will not be.
         failure: why its launch failed.
+        watches: True while the server is ready, in its row too.
     """
 
     def __init__(self, fleet: Fleet, row: Instance, members: Members, launch_s: float = 0.0) -> None:
         self.name = row.name
         self.settled = asyncio.Event()
         self.failure = ""
+        self.watches = False
         self._fleet = fleet
         self._row = row
         self._me = members.me.name
@@ -124,8 +126,12 @@ class Keeper:
         else:
             server = await self._attach()
         if server is not None:
+            self.watches = True
             self.settled.set()
-            await self._watch(server)
+            try:
+                await self._watch(server)
+            finally:
+                self.watches = False
         if not self.failure:
             self._fleet.num_lost += 1
 

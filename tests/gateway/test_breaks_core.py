@@ -276,9 +276,8 @@ async def test_a_server_that_does_not_listen_holds_up_no_sweep(benches, eventual
         benches.world.freeze(name, False)
 
 
-@pytest.mark.parametrize("rows", ["slots", "instances"])
-async def test_no_start_waits_without_end_for_those_before_it(bench, monkeypatch, rows):
-    gate = getattr(bench.repository, rows)._gates["scripted"]
+async def test_no_start_waits_without_end_for_those_before_it(bench, monkeypatch):
+    gate = bench.database._gates["starts/scripted"]
     await gate.acquire()  # calls that a database which hangs keeps for as long as each may take
     with monkeypatch.context() as hanging:
         hanging.setattr(bench.database._backend, "deadline_s", 0.2, raising=False)

@@ -150,7 +150,7 @@ class Database:
         """
         gate = self._gates[name]
         try:
-            async with asyncio.timeout(self._backend.deadline_s if gate.locked() else None):
+            async with asyncio.timeout(self._backend.deadline_s):
                 await gate.acquire()
         except TimeoutError as error:
             raise StorageFailed(f"other calls did not end in {self._backend.deadline_s:g} s") from error

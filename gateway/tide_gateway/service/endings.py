@@ -3,7 +3,7 @@
     any open state -> [commit: ending, with the outcome] -> waiting calls get their error
                                                          -> release: upstream /end, at most the `end` limit
                    -> [commit: ended, with the account]  -> slot given back
-    done           -> the same release, the task stays done until `/end` reads it
+    done           -> the same release, the task stays done until `/end` reads it, or ends with it where one waits
 
 One replica releases a task; the others wait for its row. If it dies, another one releases it again.
 """

@@ -1,7 +1,9 @@
 """`/start`: the rules of keys and attempts, admission, placement, and the first observation.
 
-    /start -> key rules -> [commit: admitted, starting] -> [commit: instance] -> server -> upstream /start
+    /start -> [commit: admitted, starting, on a living server] -> healthy server -> upstream /start
            -> [commit: waiting, first observation] -> answer
+      key is known -> key rules: the same start, or an older attempt is ended
+      no server is as good as a new one, or none has room -> [commit: instance] (`placing`)
 
 The start goes on when its caller goes away; a repeated call joins it, here or on the replica that runs it. A replica
 that dies in it leaves a row from which another one takes it over.
