@@ -103,10 +103,7 @@ class SlotRows:
         caller's to decide.
 
         Args:
-            change: the new task and its start.
-            rules: the environment's limits.
-            releases: how fast slots were given back.
-            now_s: the moment.
+            change, rules, releases, now_s: the new task, and what its start is judged by.
             known: the key's highest attempt, which the caller has dealt with; -1 where it knows none.
             host: the environment; None places the task nowhere.
             may_launch: False while launches fail.
@@ -131,16 +128,9 @@ class SlotRows:
                 # Their holdings elsewhere count too.
                 self._database.lock(connection, "starts of limited owners")
             verdict = decide(rules, wish, _snapshot(connection, facts, wish, releases, now_s))
-            kept = {(ticket.owner, ticket.key) for ticket in facts.tickets}
-            _drop(connection, task.environment, [name for name in verdict.drop if name in kept])
+            _settle(connection, task.environment, rules, facts, verdict)
             if isinstance(verdict, Refuse):
-                if verdict.ticket is not None:
-                    _keep(connection, task.environment, verdict.ticket)
                 return verdict
-            if verdict.mark is not None:
-                _keep(connection, task.environment, verdict.mark)
-            if rules.start_rate > 0:
-                _set_rate(connection, task.environment, verdict)
             instance, better_new = None, False
             if host is not None and placing:
                 living = [instance_of(row) for row in instances[0]]
@@ -153,7 +143,6 @@ class SlotRows:
             group.write_group(connection, [whole], self._blobs, and_one=(SERVED, served(instance)))
             return placed
 
-        # One at a time: others would only wait for the same lock, and with it hold the threads that all share.
         async with self._database.alone(name):
             try:
                 return await self._database.write(lambda connection: write(connection, placing=True))
@@ -198,6 +187,17 @@ def _snapshot(connection: Connection, facts: Facts, wish: Wish, releases: Releas
         now_s=now_s,
         rooms={owner: max(0, limit - over_all.get(owner, 0)) for owner, limit in facts.limits.items()},
     )
+
+
+def _settle(connection: Connection, environment: str, rules: Rules, facts: Facts, verdict: Admit | Refuse) -> None:
+    """Store what the verdict changes of tickets and the rate."""
+    kept = {(ticket.owner, ticket.key) for ticket in facts.tickets}
+    _drop(connection, environment, [name for name in verdict.drop if name in kept])
+    ticket = verdict.ticket if isinstance(verdict, Refuse) else verdict.mark
+    if ticket is not None:
+        _keep(connection, environment, ticket)
+    if isinstance(verdict, Admit) and rules.start_rate > 0:
+        _set_rate(connection, environment, verdict)
 
 
 def _drop(connection: Connection, environment: str, names: list[tuple[str, str]]) -> None:
