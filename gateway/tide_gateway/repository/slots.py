@@ -99,8 +99,7 @@ class SlotRows:
     ) -> Task | Refuse:
         """Write a new task's first row if its start may go on; otherwise its place in the queue.
 
-        Where a server that lives is the best one for the task, its name is in that row already; to launch one is the
-        caller's to decide.
+        Where a server that lives is best for the task, its name is in that row already. To launch one is the caller's.
 
         Args:
             change, rules, releases, now_s: the new task, and what its start is judged by.
@@ -124,24 +123,23 @@ class SlotRows:
             facts = facts_of(rows)
             if facts.attempt is not None and facts.attempt > known:
                 raise KeyTaken(task.key)
-            if facts.limits:
-                # Their holdings elsewhere count too.
+            if facts.limits:  # their holdings elsewhere count too
                 self._database.lock(connection, "starts of limited owners")
             verdict = decide(rules, wish, _snapshot(connection, facts, wish, releases, now_s))
             _settle(connection, task.environment, rules, facts, verdict)
             if isinstance(verdict, Refuse):
                 return verdict
-            instance, better_new = None, False
+            instance = None
             if host is not None and placing:
                 living = [instance_of(row) for row in instances[0]]
-                instance, better_new = chosen(host, living, facts.loads, may_launch=may_launch)
-            if instance is None or better_new:
+                instance, launches = chosen(host, living, facts.loads, may_launch=may_launch)
+                instance = None if launches else instance
+            if instance is None:
                 group.write_group(connection, [change], self._blobs)
                 return task
-            placed = lifecycle.placed(task, instance.name)
-            whole = replace(change, after=placed)
+            whole = replace(change, after=lifecycle.placed(task, instance.name))
             group.write_group(connection, [whole], self._blobs, and_one=(SERVED, served(instance)))
-            return placed
+            return whole.after
 
         async with self._database.alone(name):
             try:
