@@ -19,16 +19,16 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from tide_gateway import upstream
 from tide_gateway.keeper import Keeper
+from tide_gateway.launches import Launches
 from tide_gateway.members import Members
 from tide_gateway.repository import Instance, InstanceRows, InstanceState
-from tide_gateway.repository.instances import wants_spare
+from tide_gateway.repository.choice import wants_spare
 from tide_gateway.runtimes import Gone, LaunchFailed, Place, Runtime, Server
 from tide_gateway.specs import EnvironmentSpec
 from tide_gateway.timekeeping import Timekeeper
 from tide_sdk.errors import TideError
 from tide_sdk.http import TransportError
 
-MAX_BACKOFF_S = 30.0
 ATTACH_TIMEOUT_S = 10.0
 HAND_OUT_PROBE_S = 2.0
 """A server that was heard of within the last second is handed out as it is, another one is asked first."""
@@ -58,6 +58,7 @@ class Fleet:
         on_lost: ends the tasks of an instance that is gone.
 
     Attributes:
+        launches: how they went.
         num_lost: servers that died or stopped to answer, while this replica kept them.
     """
 
@@ -76,16 +77,13 @@ class Fleet:
         self.servers: dict[str, Server] = {}
         self.heard_s: dict[str, float] = {}
         self.on_lost = on_lost
+        self.launches = Launches()
         self._members = members
         self._time = time
         self._keepers: dict[str, Keeper] = {}
         self._attaching: dict[str, asyncio.Task[Server]] = {}
         self._room = asyncio.Event()
-        self._num_failures = 0
-        self._not_before_s = 0.0
-        self._last_failure = ""
         self._share = spec.tasks_per_server
-        self._tried: set[str] = set()
         self.num_lost = 0
         self.closing = False
 
@@ -94,21 +92,31 @@ class Fleet:
         """Tasks at once: the configured limit, or less where the servers say that they hold fewer."""
         return min(self.spec.capacity, self._share * self.spec.servers)
 
+    @property
+    def may_launch(self) -> bool:
+        """False while launches fail, and after the last one."""
+        return not self.closing and self.launches.wait_s <= 0
+
+    @property
+    def may_start(self) -> bool:
+        """False while launches fail and nothing else can host a task."""
+        return bool(self.servers) or self.launches.wait_s <= 0
+
     def check(self) -> None:
         """Refuse a start while launches fail and nothing else can host it.
 
         Raises:
             TideError: with the time until the next launch may be tried.
         """
-        wait_s = self._not_before_s - _loop_s()
-        if wait_s > 0 and not self.servers:
-            words = f"environment {self.spec.name!r} fails to launch: {self._last_failure}"
-            raise TideError("unavailable", words, retry_after_s=max(1, round(wait_s)))
+        if not self.may_start:
+            words = f"environment {self.spec.name!r} fails to launch: {self.launches.failure}"
+            raise TideError("unavailable", words, retry_after_s=max(1, round(self.launches.wait_s)))
 
     async def place(self, task_id: str, version: int, avoid: frozenset[str], limit_s: float = 0.0) -> Instance | None:
         """Give the starting task, which has `limit_s` left, an instance; None where none has room now."""
-        may_launch = not self.closing and _loop_s() >= self._not_before_s
-        placed = await self.rows.place(task_id, version, self.spec, self._fresh, may_launch=may_launch, avoid=avoid)
+        placed = await self.rows.place(
+            task_id, version, self.spec, self._fresh, may_launch=self.may_launch, avoid=avoid
+        )
         if placed is None:
             self._room.clear()
             return None
@@ -140,6 +148,8 @@ class Fleet:
                 await keeper.settled.wait()
                 if keeper.failure:
                     raise LaunchFailed(keeper.failure)
+                if keeper.watches and (server := self.at_hand(name)) is not None and self._is_fresh(name):
+                    return server  # what else its row said, this replica would have written
             row = await self.rows.get(name)
             if row is None or row.state is InstanceState.GONE:
                 raise Vanished("it is gone")
@@ -148,7 +158,7 @@ class Fleet:
             await asyncio.sleep(_POLL_S)
         try:
             server = await self.reach(name)
-            if _loop_s() - self.heard_s.get(name, 0.0) > _FRESH_S:
+            if not self._is_fresh(name):
                 await upstream.probe(server, HAND_OUT_PROBE_S)
                 self.heard_s[name] = _loop_s()
         except (upstream.EnvironmentLost, upstream.EnvironmentFailed, TransportError) as error:
@@ -203,7 +213,7 @@ class Fleet:
         `rows` were read before `loads`, so that a row whose version still fits has no task that is not in `loads`.
         """
         mine = {row.name: row for row in rows if (row.environment, row.runtime) == (self.spec.name, self.spec.runtime)}
-        self._tried &= mine.keys() | self._keepers.keys()
+        self.launches.keep(mine.keys() | self._keepers.keys())
         for name in [name for name in self.servers if name not in mine or mine[name].state is InstanceState.GONE]:
             if name not in self._keepers:
                 await self.drop(name)
@@ -223,7 +233,7 @@ class Fleet:
                 if after is not None:
                     keeper.retire(after)
         # Any replica does it, as not all may know the environment; the write looks again.
-        wanted = wants_spare(self.spec, list(mine.values()), loads) and _loop_s() >= self._not_before_s
+        wanted = wants_spare(self.spec, list(mine.values()), loads) and self.may_launch
         if wanted and (made := await self.rows.add(self.spec, self._fresh)) is not None:
             self._keep(made)
 
@@ -237,20 +247,6 @@ class Fleet:
         if (server := self.servers.pop(name, None)) is not None:
             server.exited.set()
             await server.channel.aclose()
-
-    def may_launch(self, name: str) -> bool:
-        """True once for each instance: of a launch that was broken off something may be left under the name."""
-        tried, self._tried = name in self._tried, self._tried | {name}
-        return not tried
-
-    def launched(self, failure: str) -> None:
-        """Note how a launch ended; failed ones are tried again later and later."""
-        if not failure:
-            self._num_failures = 0
-            return
-        self._num_failures += 1
-        self._last_failure = failure
-        self._not_before_s = _loop_s() + min(MAX_BACKOFF_S, 0.5 * 2**self._num_failures)
 
     def kept(self, keeper: Keeper) -> None:
         """A keeper's work is over."""
@@ -269,6 +265,9 @@ class Fleet:
     def _keep(self, row: Instance, launch_s: float = 0.0) -> None:
         if row.name not in self._keepers:
             self._keepers[row.name] = Keeper(self, row, self._members, launch_s)
+
+    def _is_fresh(self, name: str) -> bool:
+        return _loop_s() - self.heard_s.get(name, 0.0) <= _FRESH_S
 
     def _fresh(self, slot: int) -> Instance:
         return Instance(

@@ -51,12 +51,14 @@ class Keeper:
     Attributes:
         settled: set when the server is ready, or will not be.
         failure: why its launch failed.
+        watches: True while the server is ready, in its row too.
     """
 
     def __init__(self, fleet: Fleet, row: Instance, members: Members, launch_s: float = 0.0) -> None:
         self.name = row.name
         self.settled = asyncio.Event()
         self.failure = ""
+        self.watches = False
         self._fleet = fleet
         self._row = row
         self._me = members.me.name
@@ -107,7 +109,9 @@ class Keeper:
 
     async def _live(self) -> None:
         row = self._row
-        fresh = row.state is InstanceState.LAUNCHING and row.replica == self._me and self._fleet.may_launch(self.name)
+        fresh = (
+            row.state is InstanceState.LAUNCHING and row.replica == self._me and self._fleet.launches.first(self.name)
+        )
         if row.replica != self._me:
             log.warning("instance %s is taken over from replica %s", self.name, row.replica or "(none)")
             await self._write(replica=self._me)
@@ -122,8 +126,12 @@ class Keeper:
         else:
             server = await self._attach()
         if server is not None:
+            self.watches = True
             self.settled.set()
-            await self._watch(server)
+            try:
+                await self._watch(server)
+            finally:
+                self.watches = False
         if not self.failure:
             self._fleet.num_lost += 1
 
@@ -133,10 +141,10 @@ class Keeper:
             server = await fleet.runtime.launch(self.name, self._row.slot, spec, self._launch_s)
         except LaunchFailed as error:
             self.failure = self._why = str(error)
-            fleet.launched(self.failure)
+            fleet.launches.note(self.failure)
             log.warning("instance %s did not launch: %s", self.name, error)
             return None
-        fleet.launched("")
+        fleet.launches.note("")
         self._hear(server)
         capacity = max(1, min(server.health.capacity, spec.tasks_per_server))
         if capacity < spec.tasks_per_server:

@@ -170,6 +170,11 @@ def taken_over(task: Task, worker: str) -> Task:
     return _with(task, worker=worker)
 
 
+def placed(task: Task, instance: str) -> Task:
+    """The starting task, which takes place there."""
+    return _with(task, instance=instance)
+
+
 def started(task: Task, peer_task: str, now_s: float) -> Task:
     """The task waits for its first action."""
     return _move(task, TaskState.WAITING, now_s, new_turn=True, peer_task=peer_task)
@@ -179,8 +184,8 @@ def take_turn(task: Task, turn: int) -> TurnVerdict:
     """Judge an action for `turn`, which changes nothing yet.
 
     Returns:
-        RUN: it is the turn that the task waits for. JOIN: the turn is being acted now. STORED: it was answered.
-        The caller compares the bodies of the last two.
+        RUN: it is the turn that the task waits for. JOIN: it is being acted now. STORED: it was answered. The caller
+        compares the bodies of the last two.
 
     Raises:
         TideError: the turn cannot be taken, now or ever.
@@ -215,10 +220,8 @@ def answered(task: Task, now_s: float, *, terminated: bool, truncated: bool) -> 
 
 
 def pause(task: Task, epoch: int | None, now_s: float, worker: str = "") -> Task:
-    """The task after `/pause`; the very same object where the call changes nothing. Raises like `resume`.
-
-    `worker` has still to tell the environment server.
-    """
+    """The task after `/pause`, of which `worker` has still to tell the environment server; the very same object where
+    the call changes nothing. Raises like `resume`."""
     if _settled(task, epoch):
         return task
     newest = task.epoch if epoch is None else epoch
@@ -257,7 +260,7 @@ def _settled(task: Task, epoch: int | None) -> bool:
 
 
 def ending(task: Task, outcome: Outcome, now_s: float, *, detail: str = "", worker: str = "") -> Task:
-    """The task is being ended from any open state; its `end` clock runs, and `worker` releases its environment."""
+    """The task ends, from any open state; its `end` clock runs, and `worker` releases its environment."""
     return _move(task, TaskState.ENDING, now_s, outcome=outcome, detail=detail, worker=worker)
 
 
@@ -279,15 +282,8 @@ def released(task: Task, account: tuple[float | None, Mapping[str, Any]] | None,
     outcome = task.outcome
     # An environment that never answered says nothing about the agent, whatever sum it had so far.
     failed = outcome is not None and (outcome.kind == "failed" or outcome.clock in (ClockName.START, ClockName.TURN))
-    return _move(
-        task,
-        TaskState.ENDED,
-        now_s,
-        released=True,
-        reward=None if failed else reward,
-        metrics=metrics,
-        detail=task.detail or detail,
-    )
+    last = {"reward": None if failed else reward, "metrics": metrics, "detail": task.detail or detail}
+    return _move(task, TaskState.ENDED, now_s, released=True, **last)
 
 
 def read_out(task: Task, now_s: float) -> Task:

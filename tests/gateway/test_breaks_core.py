@@ -57,8 +57,8 @@ async def test_a_start_whose_end_could_not_be_written_goes_on_when_it_is_repeate
 async def test_a_start_that_may_have_been_admitted_goes_on_when_it_is_repeated(bench, monkeypatch):
     slots, honest = bench.repository.slots, bench.repository.slots.admit
 
-    async def admit(*args):
-        await honest(*args)
+    async def admit(*args, **named):
+        await honest(*args, **named)
         raise OutcomeUnknown("lost in the commit")
 
     with monkeypatch.context() as fault:
@@ -276,9 +276,8 @@ async def test_a_server_that_does_not_listen_holds_up_no_sweep(benches, eventual
         benches.world.freeze(name, False)
 
 
-@pytest.mark.parametrize("rows", ["slots", "instances"])
-async def test_no_start_waits_without_end_for_those_before_it(bench, monkeypatch, rows):
-    gate = getattr(bench.repository, rows)._gates["scripted"]
+async def test_no_start_waits_without_end_for_those_before_it(bench, monkeypatch):
+    gate = bench.database._gates["starts/scripted"]
     await gate.acquire()  # calls that a database which hangs keeps for as long as each may take
     with monkeypatch.context() as hanging:
         hanging.setattr(bench.database._backend, "deadline_s", 0.2, raising=False)

@@ -129,7 +129,7 @@ async def test_g10_a_server_that_does_not_launch_fails_the_start_and_leaves_noth
     # Until the pause between launches is over, starts are refused before they leave a row.
     error = await refused(bench.start("b"))
     assert (error.code, error.extra["retry_after_s"] >= 1) == ("unavailable", True)
-    bench.service.fleets["scripted"]._not_before_s = 0.0
+    bench.service.fleets["scripted"].launches.not_before_s = 0.0
     assert (await bench.start("b"))["turn"] == 0
 
 

@@ -11,7 +11,8 @@ the database, both together at most the backend's `deadline_s`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from tide_gateway.database.errors import DatabaseError, OutcomeUnknown, StorageF
 from tide_gateway.database.postgres import PostgreSQL, Timeouts, check_postgres
 from tide_gateway.database.side import Side
 from tide_gateway.database.sqlite import FileLock, SQLite, check_sqlite
-from tide_gateway.database.statements import Statement, write_rows
+from tide_gateway.database.statements import Statement, driver_of, pipelined, write_rows
 
 __all__ = [
     "Database",
@@ -101,6 +102,7 @@ class Database:
         )
         self._writes = Side(self._backend, reads=False)
         self._reads = Side(self._backend, reads=True)
+        self._gates: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         # A thread and a connection that nobody else waits for.
         self._urgent = Side(self._backend, reads=False, num_threads=1) if self._backend.shared else self._writes
 
@@ -144,12 +146,14 @@ class Database:
         return await self._reads.run(fn)
 
     @asynccontextmanager
-    async def alone(self, gate: asyncio.Lock) -> AsyncGenerator[None, None]:
-        """Hold the gate, so that calls which would only wait for the same lock do not hold the threads that all share.
+    async def alone(self, name: str) -> AsyncGenerator[None, None]:
+        """Wait for the calls of this process that take the lock of that name: in the database they would only wait for
+        each other, and with it hold the threads that all share.
 
         Raises:
-            StorageFailed: the gate was not free within the deadline of a call.
+            StorageFailed: they did not end within the deadline of a call.
         """
+        gate = self._gates[name]
         try:
             async with asyncio.timeout(self._backend.deadline_s):
                 await gate.acquire()
@@ -166,6 +170,16 @@ class Database:
         In SQLite a transaction that writes is alone anyway. Take several locks in the order of their names.
         """
         self._backend.lock(connection, name)
+
+    def locked(
+        self, connection: Connection, name: str, asked: Sequence[tuple[Statement, dict[str, Any]]]
+    ) -> list[list[tuple[Any, ...]]]:
+        """As `lock`, and what selects with these values find under it: on PostgreSQL one round trip for all."""
+        with driver_of(connection):
+            with pipelined(connection):
+                self._backend.lock(connection, name)
+                cursors = [statement.ask(connection, **values) for statement, values in asked]
+            return [cursor.fetchall() for cursor in cursors]
 
     def clock_s(self, connection: Connection) -> float:
         """Seconds since the epoch on the clock that all processes on this database share, one statement each time."""

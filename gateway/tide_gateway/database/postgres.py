@@ -19,7 +19,7 @@ from tide_gateway.database.statements import driver_of
 
 # hashtextextended's seed: other programs' advisory locks in the same database are other numbers.
 LOCK_SEED = 0x71DE
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, :seed))")
+_LOCK = f"SELECT pg_advisory_xact_lock(hashtextextended(%s, {LOCK_SEED}))"
 _CLOCK = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)")
 # Serialization failure, deadlock; a statement on a server that became a standby.
 _AGAIN = frozenset({"40001", "40P01", "25006"})
@@ -147,7 +147,8 @@ class PostgreSQL(Backend):
 
     def lock(self, connection: Connection, name: str) -> None:
         """Take the transaction's advisory lock of that name; waits at most `lock_s`."""
-        connection.execute(_LOCK, {"name": name, "seed": LOCK_SEED})
+        with driver_of(connection) as driver:
+            driver.execute(_LOCK, (name,))
 
     def wire(self, connection: Connection) -> Wire | None:
         """The connection's socket."""

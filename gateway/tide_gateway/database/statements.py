@@ -7,10 +7,10 @@ are hashed to find its text, and rows are wrapped. What runs with every turn or 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Insert, Select, Update
+from sqlalchemy import CompoundSelect, Connection, Dialect, Insert, Select, Update
 from sqlalchemy.exc import DBAPIError
 
 Values = Mapping[str, Any]
@@ -25,7 +25,12 @@ class Statement:
         once: an insert leaves out rows that are there already.
     """
 
-    def __init__(self, statement: Insert | Update | Select[*tuple[Any, ...]], *, once: bool = False) -> None:
+    def __init__(
+        self,
+        statement: Insert | Update | Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]],
+        *,
+        once: bool = False,
+    ) -> None:
         self._statement = statement
         self._suffix = " ON CONFLICT DO NOTHING" if once else ""
         self._forms: dict[str, _Form] = {}
@@ -40,6 +45,11 @@ class Statement:
         text, in_order = self.form(connection.dialect)
         with driver_of(connection) as driver:
             return driver.execute(text, in_order(values)).fetchall()
+
+    def ask(self, connection: Connection, **values: Any) -> Any:
+        """A cursor on what a select finds; inside `pipelined` its rows are there only afterwards."""
+        text, in_order = self.form(connection.dialect)
+        return connection.connection.driver_connection.execute(text, in_order(values))  # type: ignore[union-attr]
 
     def named(self, row: tuple[Any, ...]) -> dict[str, Any]:
         """A row of a select by its columns' names."""
@@ -83,13 +93,19 @@ def write_rows(connection: Connection, batch: Batch) -> list[int]:
     """
     cursors: list[Any] = []
     with driver_of(connection) as driver:
-        with driver.pipeline() if connection.dialect.name == "postgresql" else nullcontext():
+        with pipelined(connection):
             for statement, rows in batch:
                 text, in_order = statement.form(connection.dialect)
                 cursor = driver.cursor()
                 cursor.executemany(text, map(in_order, rows))
                 cursors.append(cursor)
         return [cursor.rowcount for cursor in cursors]
+
+
+def pipelined(connection: Connection) -> AbstractContextManager[Any]:
+    """What is asked inside goes to PostgreSQL in one round trip, the transaction's begin included."""
+    driver: Any = connection.connection.driver_connection
+    return driver.pipeline() if connection.dialect.name == "postgresql" else nullcontext()
 
 
 @contextmanager

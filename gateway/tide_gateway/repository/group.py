@@ -50,8 +50,20 @@ class Stale(Exception):
     """Some row of a group is stale: none of it may be committed as a group."""
 
 
-def write_group(connection: Connection, changes: Sequence[Change], blobs: BlobStore) -> None:
+def write_group(
+    connection: Connection,
+    changes: Sequence[Change],
+    blobs: BlobStore,
+    *,
+    and_one: tuple[Statement, Mapping[str, Any]] | None = None,
+) -> None:
     """Write all changes in the caller's transaction; large bodies go to `blobs` first.
+
+    Args:
+        connection: the transaction.
+        changes: of different tasks.
+        blobs: takes large bodies.
+        and_one: an update of one more row, and its values.
 
     Raises:
         Stale: a row's version does not match; the caller rolls back.
@@ -69,10 +81,12 @@ def write_group(connection: Connection, changes: Sequence[Change], blobs: BlobSt
         (_START_INSERT, starts),
         (_TASK_MOVE if moves else _TASK_UPDATE, updates),
         *_parts(changes, blobs),
+        *([(and_one[0], [and_one[1]])] if and_one else []),
     ]
     batch = [(statement, rows) for statement, rows in whole if rows]
     for (statement, rows), count in zip(batch, write_rows(connection, batch), strict=True):
-        if statement in (_TASK_MOVE, _TASK_UPDATE) and count != len(rows):
+        and_one_row = and_one is not None and statement is and_one[0]
+        if (and_one_row or statement in (_TASK_MOVE, _TASK_UPDATE)) and count != len(rows):
             raise Stale
         if statement is _TURN_INSERT and count != len(rows):
             raise ValueError("a turn that is to begin is stored already")

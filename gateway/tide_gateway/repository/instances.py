@@ -7,32 +7,19 @@ A row is written before the server exists and deleted after nothing of it is lef
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from tide_gateway.database import Database, Statement
 from tide_gateway.models import InstanceRow, TaskRow
+from tide_gateway.repository.choice import LIVING, Instance, InstanceState, Placement, chosen, free_slot, wants_spare
 from tide_gateway.rows import storable
 from tide_gateway.specs import EnvironmentSpec
 from tide_sdk.clocks import TaskState
-
-
-class InstanceState(StrEnum):
-    """Where an environment server stands: `condemned` gets no more tasks, `gone` is being removed."""
-
-    LAUNCHING = "launching"
-    READY = "ready"
-    CONDEMNED = "condemned"
-    GONE = "gone"
-
-
-LIVING = frozenset({InstanceState.LAUNCHING, InstanceState.READY})
 
 _COUNTED = (
     select(TaskRow.instance, func.count())
@@ -41,85 +28,18 @@ _COUNTED = (
 )
 _LOADS, _LOADS_OF = Statement(_COUNTED), Statement(_COUNTED.where(TaskRow.environment == bindparam("of")))
 _ALL = Statement(select(InstanceRow.__table__))
-_ALL_OF = Statement(select(InstanceRow.__table__).where(InstanceRow.environment == bindparam("of")))
+ALL_OF = Statement(select(InstanceRow.__table__).where(InstanceRow.environment == bindparam("of")))
 _ONE = Statement(select(InstanceRow.__table__).where(InstanceRow.name == bindparam("of")))
 _PLACE = Statement(
     update(TaskRow)
     .where(TaskRow.task_id == bindparam("id"), TaskRow.version == bindparam("known"))
     .values(instance=bindparam("instance"), version=bindparam("version"))
 )
-_SERVED = Statement(
+SERVED = Statement(
     update(InstanceRow)
     .where(InstanceRow.name == bindparam("of"), InstanceRow.version == bindparam("known"))
     .values(served=bindparam("served"), version=bindparam("version"))
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One row of `instances`."""
-
-    name: str
-    environment: str
-    runtime: str
-    replica: str
-    state: InstanceState
-    slot: int
-    capacity: int
-    created_s: float
-    version: int = 0
-    served: int = 0
-    incarnation: str = ""
-    place: str = ""
-    detail: str = ""
-
-    def retired(self, spec: EnvironmentSpec) -> bool:
-        """True if it has had as many tasks as its environment allows."""
-        return 0 < spec.retire_after <= self.served
-
-    def superfluous(self, spec: EnvironmentSpec) -> bool:
-        """True if it gets no more tasks, so that it can go once it has none."""
-        return self.state is InstanceState.CONDEMNED or (self.state is InstanceState.READY and self.retired(spec))
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A task's place: the instance as stored now, and whether its row was made for it and waits for a launch."""
-
-    instance: Instance
-    created: bool
-
-
-def may_add(spec: EnvironmentSpec, instances: list[Instance]) -> bool:
-    """True if another server may be launched. A condemned one does not count: its tasks may be long."""
-    return sum(row.state is not InstanceState.CONDEMNED for row in instances) < spec.servers
-
-
-def wants_spare(spec: EnvironmentSpec, instances: list[Instance], loads: Counter[str]) -> bool:
-    """True if the warm pool may get another server."""
-    spare = [row for row in instances if row.state in LIVING and not loads[row.name] and not row.retired(spec)]
-    return len(spare) < spec.warm and may_add(spec, instances)
-
-
-def best(
-    spec: EnvironmentSpec, instances: list[Instance], loads: Counter[str], avoid: frozenset[str]
-) -> Instance | None:
-    """The instance that the next task goes to: the emptiest with room, a ready one before one that is launching."""
-    with_room = [
-        row
-        for row in instances
-        if row.state in LIVING
-        and loads[row.name] < row.capacity
-        and not row.retired(spec)
-        and row.name not in avoid
-        # Servers of an older file's runtime are nobody's here.
-        and row.runtime == spec.runtime
-    ]
-
-    def order(row: Instance) -> tuple[int, bool, int]:
-        return loads[row.name], row.state is not InstanceState.READY, row.slot
-
-    return min(with_room, key=order, default=None)
 
 
 class InstanceRows:
@@ -131,7 +51,6 @@ class InstanceRows:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._gates: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def all(self) -> list[Instance]:
         """All rows."""
@@ -158,8 +77,7 @@ class InstanceRows:
     ) -> Placement | None:
         """Give a starting task its instance, which is a new row where that is better; None where all are full.
 
-        The task's row moves to version + 1 with the instance's name in it. An empty server beats a busy one, and a
-        busy one beats a launch that may not be tried now.
+        The task's row moves to version + 1 with the instance's name in it.
 
         Args:
             task_id: the task.
@@ -174,35 +92,35 @@ class InstanceRows:
         """
 
         def write(connection: Connection) -> Placement | None:
-            self._database.lock(connection, f"places/{spec.name}")
-            rows = _all(connection, spec.name)
-            loads = _loads(connection, spec.name)
-            chosen = best(spec, rows, loads, avoid)
-            created = False
-            if may_launch and may_add(spec, rows) and (chosen is None or loads[chosen.name] > 0):
-                chosen, created = fresh(_free_slot(rows)), True
-                _insert(connection, chosen)
-            if chosen is None:
+            of = {"of": spec.name}
+            found, held = self._database.locked(connection, starts_of(spec.name), [(ALL_OF, of), (_LOADS_OF, of)])
+            rows = [instance_of(row) for row in found]
+            instance, created = chosen(spec, rows, _counted(held), may_launch=may_launch, avoid=avoid)
+            if created:
+                instance = fresh(free_slot(rows))
+                _insert(connection, instance)
+            if instance is None:
                 return None
-            if _PLACE.count(connection, id=task_id, known=version, instance=chosen.name, version=version + 1) != 1:
+            if SERVED.count(connection, **served(instance)) != 1:
+                return None  # its row was changed meanwhile, and may take no more tasks
+            if _PLACE.count(connection, id=task_id, known=version, instance=instance.name, version=version + 1) != 1:
                 raise StaleTask(task_id)
-            after = replace(chosen, served=chosen.served + 1, version=chosen.version + 1)
-            _SERVED.count(connection, of=chosen.name, known=chosen.version, served=after.served, version=after.version)
+            after = replace(instance, served=instance.served + 1, version=instance.version + 1)
             return Placement(after, created)
 
-        # One at a time, as in `SlotRows.admit`.
-        async with self._database.alone(self._gates[spec.name]):
+        async with self._database.alone(starts_of(spec.name)):
             return await self._database.write(write)
 
     async def add(self, spec: EnvironmentSpec, fresh: Callable[[int], Instance]) -> Instance | None:
         """Write the row of a new instance for the warm pool; None where that is full, or there is no room."""
 
         def write(connection: Connection) -> Instance | None:
-            self._database.lock(connection, f"places/{spec.name}")
-            rows = _all(connection, spec.name)
-            if not wants_spare(spec, rows, _loads(connection, spec.name)):
+            of = {"of": spec.name}
+            found, held = self._database.locked(connection, starts_of(spec.name), [(ALL_OF, of), (_LOADS_OF, of)])
+            rows = [instance_of(row) for row in found]
+            if not wants_spare(spec, rows, _counted(held)):
                 return None
-            made = fresh(_free_slot(rows))
+            made = fresh(free_slot(rows))
             _insert(connection, made)
             return made
 
@@ -255,23 +173,36 @@ class StaleTask(Exception):
     """The task's row is newer than the caller's."""
 
 
-def _instance(row: Any) -> Instance:
+def starts_of(environment: str) -> str:
+    """Name of the lock under which the environment's slots and places are given."""
+    return f"starts/{environment}"
+
+
+def instance_of(row: tuple[Any, ...]) -> Instance:
+    """The instance in a row that `ALL_OF` finds."""
+    return _instance(ALL_OF.named(row))
+
+
+def served(instance: Instance) -> dict[str, Any]:
+    """Values of `SERVED`: the instance gets one more task."""
+    after = {"served": instance.served + 1, "version": instance.version + 1}
+    return {"of": instance.name, "known": instance.version} | after
+
+
+def _instance(row: Mapping[Any, Any]) -> Instance:
     return Instance(**{**row, "state": InstanceState(row["state"])})
 
 
-def _all(connection: Connection, environment: str | None = None) -> list[Instance]:
-    found = _ALL.rows(connection) if environment is None else _ALL_OF.rows(connection, of=environment)
-    return [_instance(_ALL.named(row)) for row in found]
+def _all(connection: Connection) -> list[Instance]:
+    return [instance_of(row) for row in _ALL.rows(connection)]
 
 
-def _loads(connection: Connection, environment: str | None = None) -> Counter[str]:
-    found = _LOADS.rows(connection) if environment is None else _LOADS_OF.rows(connection, of=environment)
-    return Counter({row[0]: row[1] for row in found})
+def _loads(connection: Connection) -> Counter[str]:
+    return _counted(_LOADS.rows(connection))
 
 
-def _free_slot(rows: list[Instance]) -> int:
-    taken = {row.slot for row in rows}
-    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+def _counted(rows: Iterable[tuple[Any, ...]]) -> Counter[str]:
+    return Counter({row[0]: row[1] for row in rows})
 
 
 def _insert(connection: Connection, instance: Instance) -> None:

@@ -5,50 +5,31 @@ The decision is `tide_gateway.admission`'s; here it gets its facts, and what it 
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, bindparam, case, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
+from tide_gateway import lifecycle
 from tide_gateway.admission import Admit, Holding, Refuse, Rules, Snapshot, Ticket, Wish, decide, startable, waiting
 from tide_gateway.blobs import BlobStore
-from tide_gateway.database import Database, Statement
-from tide_gateway.lifecycle import OPEN
-from tide_gateway.models import OwnerRow, StartRateRow, TaskRow, TicketRow
+from tide_gateway.database import Database
+from tide_gateway.lifecycle import Task
+from tide_gateway.models import StartRateRow, TaskRow, TicketRow
 from tide_gateway.repository import group
+from tide_gateway.repository.choice import chosen
+from tide_gateway.repository.facts import FACTS, Facts, facts_of
+from tide_gateway.repository.instances import ALL_OF, SERVED, instance_of, served, starts_of
 from tide_gateway.rows import Change
 from tide_gateway.specs import EnvironmentSpec
-
-_SAME = Statement(
-    select(TaskRow.task_id)
-    .where(TaskRow.owner == bindparam("of"), TaskRow.key == bindparam("by"))
-    # A lower attempt that is open was let in since the caller looked, and has to be ended first.
-    .where(or_(TaskRow.attempt >= bindparam("number"), *(TaskRow.state == state.value for state in OPEN)))
-    .limit(1)
-)
-_LIMITED = Statement(select(OwnerRow.owner, OwnerRow.max_tasks).where(OwnerRow.max_tasks > 0))
-_TICKETS = Statement(
-    select(TicketRow.owner, TicketRow.key, TicketRow.kind, TicketRow.asked_s, TicketRow.expires_s)
-    .where(TicketRow.environment == bindparam("of"))
-    .order_by(TicketRow.asked_s)
-)
-_NEXT = Statement(select(StartRateRow.next_s).where(StartRateRow.environment == bindparam("of")))
-_HOLDING = Statement(
-    select(TaskRow.owner, func.count(), func.sum(case((TaskRow.kind == "eval", 1), else_=0)))
-    .where(TaskRow.released == 0, TaskRow.environment == bindparam("of"))
-    .group_by(TaskRow.owner)
-)
-
 
 UNIQUE_VIOLATION = "23505"
 """PostgreSQL's SQLSTATE; in SQLite nobody else writes."""
 
 
 class KeyTaken(Exception):
-    """Another start with the same owner and key was let in meanwhile, which the caller does not know."""
+    """The key has an attempt that the caller does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,61 +81,86 @@ class SlotRows:
     def __init__(self, database: Database, blobs: BlobStore) -> None:
         self._database = database
         self._blobs = blobs
-        self._gates: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def admit(self, change: Change, rules: Rules, releases: Releases, now_s: float) -> Refuse | None:
+    async def admit(
+        self,
+        change: Change,
+        rules: Rules,
+        releases: Releases,
+        now_s: float,
+        *,
+        known: int = -1,
+        host: EnvironmentSpec | None = None,
+        may_launch: bool = True,
+    ) -> Task | Refuse:
         """Write a new task's first row if its start may go on; otherwise its place in the queue.
 
+        Where a server that lives is best for the task, its name is in that row already. To launch one is the caller's.
+
+        Args:
+            change, rules, releases, now_s: the new task, and what its start is judged by.
+            known: the key's highest attempt, which the caller has dealt with; -1 where it knows none.
+            host: the environment; None places the task nowhere.
+            may_launch: False while launches fail.
+
         Returns:
-            None where the task's row is committed.
+            The task as committed, or why it has to wait.
 
         Raises:
-            KeyTaken: there is such a task already, or a lower attempt of it is open.
+            KeyTaken: there is a higher attempt than `known`.
         """
-        task = change.after
+        task, name = change.after, starts_of(change.after.environment)
         wish = Wish(task.owner, task.key, "eval" if task.kind == "eval" else "train")
+        about = {"of": task.environment, "owner": task.owner, "key": task.key}
+        asked = [(FACTS, about), *([(ALL_OF, {"of": task.environment})] if host else [])]
 
-        def write(connection: Connection) -> Refuse | None:
-            self._database.lock(connection, f"starts/{task.environment}")
-            max_tasks = _max_tasks(connection)
-            if max_tasks:
-                # Their holdings elsewhere count too.
-                self._database.lock(connection, "starts of limited owners")
-            if _SAME.rows(connection, of=task.owner, by=task.key, number=task.attempt):
+        def write(connection: Connection, *, placing: bool) -> Task | Refuse:
+            rows, *instances = self._database.locked(connection, name, asked)
+            facts = facts_of(rows)
+            if facts.attempt is not None and facts.attempt > known:
                 raise KeyTaken(task.key)
-            facts = _snapshot(connection, task.environment, wish, max_tasks, releases, now_s)
-            verdict = decide(rules, wish, facts)
-            kept = {(ticket.owner, ticket.key) for ticket in facts.tickets}
-            _drop(connection, task.environment, [name for name in verdict.drop if name in kept])
+            if facts.limits:  # their holdings elsewhere count too
+                self._database.lock(connection, "starts of limited owners")
+            verdict = decide(rules, wish, _snapshot(connection, facts, wish, releases, now_s))
+            _settle(connection, task.environment, rules, facts, verdict)
             if isinstance(verdict, Refuse):
-                if verdict.ticket is not None:
-                    _keep(connection, task.environment, verdict.ticket)
                 return verdict
-            if verdict.mark is not None:
-                _keep(connection, task.environment, verdict.mark)
-            if rules.start_rate > 0:
-                _set_rate(connection, task.environment, verdict)
-            group.write_group(connection, [change], self._blobs)
-            return None
+            instance = None
+            if host is not None and placing:
+                living = [instance_of(row) for row in instances[0]]
+                instance, launches = chosen(host, living, facts.loads, may_launch=may_launch)
+                instance = None if launches else instance
+            if instance is None:
+                group.write_group(connection, [change], self._blobs)
+                return task
+            whole = replace(change, after=lifecycle.placed(task, instance.name))
+            group.write_group(connection, [whole], self._blobs, and_one=(SERVED, served(instance)))
+            return whole.after
 
-        # One at a time: others would only wait for the same lock, and with it hold the threads that all share.
-        async with self._database.alone(self._gates[task.environment]):
+        async with self._database.alone(name):
             try:
-                return await self._database.write(write)
+                return await self._write(write)
             except IntegrityError as error:
                 if getattr(error.orig, "sqlstate", "") != UNIQUE_VIOLATION:
                     raise
                 # The same key for another environment, whose starts have a lock of their own.
                 raise KeyTaken(task.key) from error
 
+    async def _write(self, write: Callable[..., Task | Refuse]) -> Task | Refuse:
+        try:
+            return await self._database.write(lambda connection: write(connection, placing=True))
+        except group.Stale:
+            # The server's row was changed meanwhile: which one is best then is found by `InstanceRows.place`.
+            return await self._database.write(lambda connection: write(connection, placing=False))
+
     async def views(self, rules: Mapping[str, Rules], owner: str, now_s: float) -> dict[str, Slots]:
         """The slots of each environment of `rules`, as `owner` sees them."""
 
         def read(connection: Connection) -> dict[str, Slots]:
-            limits = _max_tasks(connection)
             found: dict[str, Slots] = {}
             for name, rule in rules.items():
-                facts = _snapshot(connection, name, Wish(owner, "", "train"), limits, Releases(0, 0.0), now_s)
+                stored = facts_of(FACTS.rows(connection, of=name, owner=owner, key=""))
+                facts = _snapshot(connection, stored, Wish(owner, "", "train"), Releases(0, 0.0), now_s)
                 holding = facts.holding.by_owner
                 found[name] = Slots(
                     taken=sum(map(sum, holding.values())),
@@ -168,35 +174,33 @@ class SlotRows:
         return await self._database.read(read)
 
 
-def _holding(connection: Connection, environment: str) -> dict[str, tuple[int, int]]:
-    rows = _HOLDING.rows(connection, of=environment)
-    return {owner: (total - num_eval, num_eval) for owner, total, num_eval in rows}
-
-
-def _max_tasks(connection: Connection) -> dict[str, int]:
-    """The owners that have a limit over all environments."""
-    return {row[0]: row[1] for row in _LIMITED.rows(connection)}
-
-
-def _snapshot(
-    connection: Connection, environment: str, wish: Wish, max_tasks: Mapping[str, int], releases: Releases, now_s: float
-) -> Snapshot:
-    next_s = _NEXT.rows(connection, of=environment)
+def _snapshot(connection: Connection, facts: Facts, wish: Wish, releases: Releases, now_s: float) -> Snapshot:
     over_all: dict[str, int] = {}
-    if max_tasks:
-        held = select(TaskRow.owner, func.count()).where(TaskRow.released == 0, TaskRow.owner.in_(list(max_tasks)))
+    if facts.limits:
+        held = select(TaskRow.owner, func.count()).where(TaskRow.released == 0, TaskRow.owner.in_(list(facts.limits)))
         over_all = {row[0]: row[1] for row in connection.execute(held.group_by(TaskRow.owner))}
     return Snapshot(
-        holding=Holding(_holding(connection, environment)),
-        tickets=[Ticket(*row) for row in _TICKETS.rows(connection, of=environment)],
-        next_s=next_s[0][0] if next_s else 0.0,
-        owner_max_tasks=max_tasks.get(wish.owner, 0),
+        holding=Holding(facts.holding),
+        tickets=facts.tickets,
+        next_s=facts.next_s,
+        owner_max_tasks=facts.limits.get(wish.owner, 0),
         owner_holds=over_all.get(wish.owner, 0),
         num_released_recently=releases.count,
         recent_s=releases.recent_s,
         now_s=now_s,
-        rooms={owner: max(0, limit - over_all.get(owner, 0)) for owner, limit in max_tasks.items()},
+        rooms={owner: max(0, limit - over_all.get(owner, 0)) for owner, limit in facts.limits.items()},
     )
+
+
+def _settle(connection: Connection, environment: str, rules: Rules, facts: Facts, verdict: Admit | Refuse) -> None:
+    """Store what the verdict changes of tickets and the rate."""
+    kept = {(ticket.owner, ticket.key) for ticket in facts.tickets}
+    _drop(connection, environment, [name for name in verdict.drop if name in kept])
+    ticket = verdict.ticket if isinstance(verdict, Refuse) else verdict.mark
+    if ticket is not None:
+        _keep(connection, environment, ticket)
+    if isinstance(verdict, Admit) and rules.start_rate > 0:
+        _set_rate(connection, environment, verdict)
 
 
 def _drop(connection: Connection, environment: str, names: list[tuple[str, str]]) -> None:

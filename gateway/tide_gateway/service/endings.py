@@ -3,7 +3,7 @@
     any open state -> [commit: ending, with the outcome] -> waiting calls get their error
                                                          -> release: upstream /end, at most the `end` limit
                    -> [commit: ended, with the account]  -> slot given back
-    done           -> the same release, the task stays done until `/end` reads it
+    done           -> the same release, the task stays done until `/end` reads it, or ends with it where one waits
 
 One replica releases a task; the others wait for its row. If it dies, another one releases it again.
 """
@@ -22,11 +22,12 @@ from tide_gateway.repository.slots import Releases
 from tide_gateway.rows import Event
 from tide_gateway.runtimes import Gone, Server
 from tide_gateway.service import answers
+from tide_gateway.service.faults import fault
 from tide_gateway.service.following import Looks
 from tide_gateway.service.live import Live, Registry
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
-from tide_sdk.errors import CODES, TideError
+from tide_sdk.errors import TideError
 from tide_sdk.wire import EndRequest, Outcome
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class Endings:
 
     async def end(self, owner: str | None, request: EndRequest) -> bytes:
         """Answer `/end`: end the task if it is open, and give its account. Repeating it gives the same account."""
-        live = await self._registry.find(owner, request.task_id)
+        live = self._registry.lives.get(request.task_id)
+        if live is None or not live.releases or (owner is not None and live.task.owner != owner):
+            live = await self._registry.find(owner, request.task_id)
 
         async def end() -> None:
             await self.refuse_elsewhere(live.task)
@@ -63,7 +66,11 @@ class Endings:
                 self.release(live)
 
         await self._registry.decide(live, end)
-        await self._until_released(live)
+        live.num_ends += 1
+        try:
+            await self._until_released(live)
+        finally:
+            live.num_ends -= 1
 
         async def read_out() -> bytes | None:
             now_s = self._registry.time.now_s()
@@ -103,7 +110,7 @@ class Endings:
 
     async def fail(self, live: Live, code: str, detail: str) -> None:
         """End an open task for a fault that is not the agent's; the caller holds its lock. Its reward is null."""
-        await self.begin(live, Outcome(kind="failed", reason=code), detail=detail, error=_fault(code, detail))
+        await self.begin(live, Outcome(kind="failed", reason=code), detail=detail, error=fault(code, detail))
 
     async def expire_if_overdue(self, live: Live) -> None:
         """End an open task of which a clock or a cap has run out; the caller holds its lock."""
@@ -226,8 +233,11 @@ class Endings:
                 return  # another replica took it over
             now_s = self._registry.time.now_s()
             after = lifecycle.released(live.task, account, now_s, detail)
-            event = Event("ended" if after.state is TaskState.ENDED else "released", now_s, detail)
-            await self._registry.commit(live, after, events=(event,))
+            events = (Event("ended" if after.state is TaskState.ENDED else "released", now_s, detail),)
+            if after.state is TaskState.DONE and live.num_ends:
+                # Who waits for the account has it with this commit.
+                after, events = lifecycle.read_out(after, now_s), (*events, Event("ended", now_s))
+            await self._registry.commit(live, after, events=events)
             self._released_s.setdefault(after.environment, deque(maxlen=4096)).append(now_s)
 
         await self._registry.decide(live, released)
@@ -282,19 +292,3 @@ def peer_start(task: Task, environment: str, request: Mapping[str, object]) -> d
         "limits": upstream.peer_limits(limits),
     }
     return body | {name: request[name] for name in ("task", "seed", "split") if request.get(name) is not None}
-
-
-def failed_start(task: Task) -> TideError:
-    """The error of a start that failed before, for a repeated call."""
-    reason = task.outcome.reason if task.outcome else None
-    if task.outcome is not None and task.outcome.kind == "failed" and reason in CODES:
-        return _fault(reason, task.detail or "the start failed")
-    if lifecycle.is_open(task):
-        return TideError("unavailable", "the start goes on; call again", retry_after_s=1)
-    return lifecycle.refusal(task)
-
-
-def _fault(code: str, detail: str) -> TideError:
-    """The error of a failed task; the detail of an `invalid` one begins with its field."""
-    extra = {"field": detail.partition(": ")[0]} if code == "invalid" else {}
-    return TideError(code, detail, **extra)

@@ -85,6 +85,7 @@ class Live:
         running: the action in flight, here or followed.
         releasing: the release of its environment, in flight or over.
         peer_lock: orders what is said to the environment server about pauses.
+        num_ends: calls of `/end` that wait for the release.
         told: epoch and pause that this replica last told the environment server; None before it has.
     """
 
@@ -97,6 +98,12 @@ class Live:
     releasing: asyncio.Task[None] | None = None
     peer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     told: tuple[int, bool] | None = None
+    num_ends: int = 0
+
+    @property
+    def releases(self) -> bool:
+        """True while this process lets go of the task's environment: nobody else may, unless a commit tells."""
+        return self.releasing is not None and not self.releasing.done()
 
     @property
     def busy(self) -> bool:
@@ -114,7 +121,7 @@ class Live:
         return (
             (self.running is not None and self.running.sends)
             or (self.starting is not None and not self.starting.done() and not self.follows)
-            or (self.releasing is not None and not self.releasing.done())
+            or self.releases
         )
 
     def fail_start(self, error: TideError) -> None:

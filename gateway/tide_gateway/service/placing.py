@@ -1,7 +1,7 @@
 """Where a start takes place: an instance by its row, the server behind it, and another one where that server is gone.
 
-[commit: instance] -> healthy server -> upstream /start -> its answer
-       ^---------------- gone, or died in it ------|
+named in the task's first row, or [commit: instance] -> healthy server -> upstream /start -> its answer
+                                          ^---------------- gone, or died in it ------|
 """
 
 from __future__ import annotations

@@ -43,14 +43,14 @@ class StartKeys:
             else:
                 self._locks[owner, key] = (lock, users - 1)
 
-    async def known(self, owner: str, request: StartRequest) -> Live | None:
-        """The task that the call repeats; None if it is a new one, for which an older attempt is ended.
+    async def known(self, owner: str, request: StartRequest) -> Live | int:
+        """The task that the call repeats; for a new one the key's highest attempt, which is ended then, or -1.
 
         What is compared is what was asked for: an absent field equals its default.
         """
         task = await self._registry.repository.newest_attempt(owner, request.key)
         if task is None:
-            return None
+            return -1
         if request.attempt < task.attempt:
             words = f"attempt {request.attempt} of key {request.key!r}: attempt {task.attempt} exists"
             raise TideError("stale_attempt", words, attempt=task.attempt)
@@ -69,7 +69,7 @@ class StartKeys:
                 await self._endings.begin(live, replaced, detail=f"attempt {request.attempt} began")
 
         await self._registry.decide(live, supersede)
-        return None
+        return task.attempt
 
 
 def _without_attempt(request: StartRequest) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """`/start`: the rules of keys and attempts, admission, placement, and the first observation.
 
-    /start -> key rules -> [commit: admitted, starting] -> [commit: instance] -> server -> upstream /start
+    /start -> [commit: admitted, starting, on a living server] -> healthy server -> upstream /start
            -> [commit: waiting, first observation] -> answer
+      key is known -> key rules: the same start, or an older attempt is ended
+      no server is as good as a new one, or none has room -> [commit: instance] (`placing`)
 
 The start goes on when its caller goes away; a repeated call joins it, here or on the replica that runs it. A replica
 that dies in it leaves a row from which another one takes it over.
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from tide_gateway import lifecycle, upstream
+from tide_gateway.admission import Refuse
 from tide_gateway.fleet import Fleet
 from tide_gateway.lifecycle import ASLEEP_S, Task
 from tide_gateway.log_lines import working_on
@@ -24,7 +27,8 @@ from tide_gateway.repository.slots import KeyTaken, rules_of
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import LaunchFailed
 from tide_gateway.service import answers
-from tide_gateway.service.endings import Endings, failed_start
+from tide_gateway.service.endings import Endings
+from tide_gateway.service.faults import failed_start
 from tide_gateway.service.following import Looks
 from tide_gateway.service.live import Live, Registry, unfinished
 from tide_gateway.service.placing import Placing
@@ -70,12 +74,16 @@ class Starts:
             known = ", ".join(sorted(self._fleets))
             raise TideError("environment_unknown", f"environment: {request.environment!r} is not one of: {known}")
         async with self._keys.lock(owner, request.key):
-            live = await self._keys.known(owner, request)
-            while live is None:
+            # Most keys are new: that one is not is found out by its admission, which has to look anyway.
+            found: Live | int = -1
+            if self.stopping or not fleet.may_start:
+                found = await self._keys.known(owner, request)
+            while isinstance(found, int):
                 try:
-                    live = await self._begin(owner, request, data, fleet)
-                except KeyTaken:  # by another replica
-                    live = await self._keys.known(owner, request)
+                    found = await self._begin(owner, request, data, fleet, found)
+                except KeyTaken:
+                    found = await self._keys.known(owner, request)
+            live = found
         working_on.set(live)
         if live.started is not None and live.started.done():
             live.started = None  # how it ended is in the row
@@ -95,7 +103,7 @@ class Starts:
             live.started = asyncio.get_running_loop().create_future()
         self._go(live, codec.loads(request), self._fleets[live.task.environment])
 
-    async def _begin(self, owner: str, request: StartRequest, data: dict[str, Any], fleet: Fleet) -> Live:
+    async def _begin(self, owner: str, request: StartRequest, data: dict[str, Any], fleet: Fleet, known: int) -> Live:
         if self.stopping:
             raise TideError("unavailable", "the gateway is stopping; call again", retry_after_s=1)
         fleet.check()
@@ -116,7 +124,7 @@ class Starts:
         )
         self.admitting.add(task.task_id)
         try:
-            await self._admit(task, data, fleet, now_s)
+            task = await self._admit(task, data, fleet, known)
             if self._registry.closed:
                 raise unfinished()  # its row ends with the others, or is another replica's to go on with
             return self._spawn(task, data, fleet)
@@ -139,27 +147,39 @@ class Starts:
         while self._admitting:
             await asyncio.wait(self._admitting)
 
-    async def _admit(self, task: Task, data: dict[str, Any], fleet: Fleet, now_s: float) -> None:
-        """Commit the task's first row, if a slot and the rate allow it."""
-        change = Change(task, request=codec.dumps(data), events=(Event("starting", now_s),))
-        rules, slots = rules_of(fleet.spec, fleet.capacity), self._registry.repository.slots
-        write = asyncio.ensure_future(slots.admit(change, rules, self._endings.releases(task.environment), now_s))
+    async def _admit(self, task: Task, data: dict[str, Any], fleet: Fleet, known: int) -> Task:
+        """Commit the task's first row, if a slot and the rate allow it; the row."""
+        change = Change(task, request=codec.dumps(data), events=(Event("starting", task.created_s),))
+        write = asyncio.ensure_future(
+            self._registry.repository.slots.admit(
+                change,
+                rules_of(fleet.spec, fleet.capacity),
+                self._endings.releases(task.environment),
+                task.created_s,
+                known=known,
+                host=fleet.spec,
+                may_launch=fleet.may_launch,
+            )
+        )
         self._admitting.add(write)
         write.add_done_callback(self._admitting.discard)
         try:
-            refused = await asyncio.shield(write)
+            verdict = await asyncio.shield(write)
         except asyncio.CancelledError:
             # The caller went away; what was admitted must not stay without anybody who works on it.
-            write.add_done_callback(lambda done: self._admitted_for_nobody(done, task, data, fleet))
+            write.add_done_callback(lambda done: self._admitted_for_nobody(done, data, fleet))
             raise
         except StorageFailed as error:
             raise self._registry.unwritten(task.task_id, error) from error
-        if refused is not None:
-            self._registry.metrics.refused.add(task.environment, refused.reason)
-            raise TideError("capacity", refused.detail, reason=refused.reason, retry_after_s=refused.retry_after_s)
+        if isinstance(verdict, Refuse):
+            self._registry.metrics.refused.add(task.environment, verdict.reason)
+            raise TideError("capacity", verdict.detail, reason=verdict.reason, retry_after_s=verdict.retry_after_s)
+        return verdict
 
-    def _admitted_for_nobody(self, done: asyncio.Future[Any], task: Task, data: dict[str, Any], fleet: Fleet) -> None:
-        if not done.cancelled() and done.exception() is None and done.result() is None and not self._registry.closed:
+    def _admitted_for_nobody(self, done: asyncio.Future[Task | Refuse], data: dict[str, Any], fleet: Fleet) -> None:
+        if done.cancelled() or done.exception() is not None or self._registry.closed:
+            return
+        if isinstance(task := done.result(), Task):
             self._spawn(task, data, fleet)
 
     async def _run(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:

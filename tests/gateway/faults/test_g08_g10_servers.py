@@ -97,7 +97,7 @@ async def test_g10_ten_failed_launches_leave_every_slot_free(benches, eventually
     await eventually(lambda: benches.world.names() == set(), "nothing is left")
     assert await bench.repository.instances.all() == []
     bench.runtime.num_failures = 0
-    bench.service.fleets["scripted"]._not_before_s = 0.0
+    bench.service.fleets["scripted"].launches.not_before_s = 0.0
     assert (await bench.start("next"))["turn"] == 0
 
 
