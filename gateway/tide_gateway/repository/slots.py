@@ -125,12 +125,11 @@ class SlotRows:
             _settle(connection, task.environment, rules, facts, verdict)
             if isinstance(verdict, Refuse):
                 return verdict
-            instance = None
+            instance, launches = None, False
             if host is not None and placing:
                 living = [instance_of(row) for row in instances[0]]
                 instance, launches = chosen(host, living, facts.loads, may_launch=may_launch)
-                instance = None if launches else instance
-            if instance is None:
+            if instance is None or launches:
                 group.write_group(connection, [change], self._blobs)
                 return task
             whole = replace(change, after=lifecycle.placed(task, instance.name))
