@@ -157,7 +157,7 @@ async def test_a_database_that_does_not_answer_is_503_at_every_call(bench, monke
     async def away(*_args: Any, **_named: Any) -> Any:
         raise StorageFailed("the server is away")
 
-    monkeypatch.setattr(bench.database, "read", away)
+    monkeypatch.setattr(bench.database._reads, "run", away)
     app = GatewayApp(bench.service, Owners(OWNERS))
     body = act("t") if path == "/observation" else {}
     status, problem = await call(app, "POST" if body else "GET", path, body)

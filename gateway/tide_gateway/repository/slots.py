@@ -6,7 +6,7 @@ The decision is `tide_gateway.admission`'s; here it gets its facts, and what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
@@ -132,7 +132,7 @@ class SlotRows:
             if instance is None or launches:
                 group.write_group(connection, [change], self._blobs)
                 return task
-            whole = replace(change, after=lifecycle.placed(task, instance.name))
+            whole = change._replace(after=lifecycle.placed(task, instance.name))
             group.write_group(connection, [whole], self._blobs, and_one=(SERVED, served(instance)))
             return whole.after
 
