@@ -137,20 +137,20 @@ class SlotRows:
             return whole.after
 
         async with self._database.alone(name):
-            try:
-                return await self._write(write)
-            except IntegrityError as error:
-                if getattr(error.orig, "sqlstate", "") != UNIQUE_VIOLATION:
-                    raise
-                # The same key for another environment, whose starts have a lock of their own.
-                raise KeyTaken(task.key) from error
+            return await self._write(write, task.key)
 
-    async def _write(self, write: Callable[..., Task | Refuse]) -> Task | Refuse:
+    async def _write(self, write: Callable[..., Task | Refuse], key: str) -> Task | Refuse:
         try:
-            return await self._database.write(lambda connection: write(connection, placing=True))
-        except group.Stale:
-            # The server's row was changed meanwhile: which one is best then is found by `InstanceRows.place`.
-            return await self._database.write(lambda connection: write(connection, placing=False))
+            try:
+                return await self._database.write(lambda connection: write(connection, placing=True))
+            except group.Stale:
+                # The server's row was changed meanwhile: which one is best then is found by `InstanceRows.place`.
+                return await self._database.write(lambda connection: write(connection, placing=False))
+        except IntegrityError as error:
+            if getattr(error.orig, "sqlstate", "") != UNIQUE_VIOLATION:
+                raise
+            # The same key for another environment, whose starts have a lock of their own.
+            raise KeyTaken(key) from error
 
     async def views(self, rules: Mapping[str, Rules], owner: str, now_s: float) -> dict[str, Slots]:
         """The slots of each environment of `rules`, as `owner` sees them."""
