@@ -37,7 +37,8 @@ def due_s(task: Task) -> float:
         since_s + limit_s - consumed_s for limit_s, consumed_s, since_s in task.clocks.values() if since_s is not None
     ]
     if is_open(task):
-        moments.append(task.wall_since_s + task.max_wall_s)
-        if task.paused_since_s is not None:
+        if task.max_wall_s < ASLEEP_S:
+            moments.append(task.wall_since_s + task.max_wall_s)
+        if task.paused_since_s is not None and task.max_pause_s < ASLEEP_S:
             moments.append(task.paused_since_s + task.max_pause_s)
-    return min(ASLEEP_S, min(moments, default=ASLEEP_S))
+    return min(moments, default=ASLEEP_S)

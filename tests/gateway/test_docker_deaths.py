@@ -174,7 +174,10 @@ async def test_the_containers_that_ended_with_their_engine_are_noticed(tmp_path,
             await exits(server)
 
             async def is_found() -> bool:
-                return await runtime.survey() == {"one"}
+                try:
+                    return await runtime.survey() == {"one"}
+                except RuntimeAway:
+                    return False
 
             await eventually(is_found, "the engine is back with what is left of the container")
     finally:

@@ -31,7 +31,7 @@ async def test_a_frozen_server_does_nothing_until_it_is_thawed():
         await server.channel.request("GET", "/health", timeout_s=0.01)
     assert runtime.launched["one"].tasks[task_id].effects == 0
     await runtime.freeze(server, False)
-    assert (await acting)[0].info["effects"] == 1
+    assert (await acting)[1]["info"]["effects"] == 1
 
 
 async def test_a_killed_server_that_was_frozen_fails_its_calls():
