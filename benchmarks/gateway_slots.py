@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,7 @@ class Play:
                 future.set_exception(LoadFailed(f"{self.plan.key}: {words}"))
 
 
-class Slot(asyncio.Protocol):
+class Slot(asyncio.Protocol, ABC):
     """One connection that carries one call at a time."""
 
     def __init__(self, play: Play) -> None:
@@ -91,9 +92,9 @@ class Slot(asyncio.Protocol):
     def renew(self) -> None:
         """Set what is counted for each task back."""
 
+    @abstractmethod
     def act(self) -> None:
         """Do the first thing with a task that was started."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """End the task."""

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import stored_tasks
 from sqlalchemy import text
 
 from tide_gateway import lifecycle
@@ -19,7 +20,6 @@ from tide_gateway.repository import Conflict, Repository, group
 from tide_gateway.repository.retention import RetentionRows
 from tide_gateway.repository.slots import Releases
 from tide_gateway.rows import Change, Event
-from tide_gateway.specs import DEFAULT_LIMITS
 from tide_sdk.errors import TideError
 
 BIG = b"{" + b"x" * 20_000 + b"}"
@@ -51,16 +51,7 @@ async def replicated(benches_class, fresh_databases, tmp_path):
 
 
 def new(number: int) -> lifecycle.Task:
-    return lifecycle.new_task(
-        task_id=f"{number:012x}", owner="o", environment="e", key=f"k{number}", attempt=0, kind="train",
-        limits=DEFAULT_LIMITS, now_s=100.0,
-    )  # fmt: skip
-
-
-async def add(repository: Repository, count: int) -> list[lifecycle.Task]:
-    tasks = [new(number) for number in range(count)]
-    assert await repository.apply([Change(task, request=b"{}") for task in tasks]) == [None] * count
-    return tasks
+    return stored_tasks.new(number, task_id=f"{number:012x}")  # as a gateway names them: by their moment
 
 
 def next_of(task: lifecycle.Task) -> Change:
@@ -69,7 +60,7 @@ def next_of(task: lifecycle.Task) -> Change:
 
 @pytest.mark.postgres
 async def test_a_server_that_goes_away_between_a_groups_changes_is_not_asked_for_each(shared, server, monkeypatch):
-    tasks = await add(shared, 12)
+    tasks = await stored_tasks.add(shared, 12, new)
     stale = next_of(lifecycle.bumped(tasks[3]))
     honest, num_asked = shared._database.write, 0
 
@@ -115,7 +106,7 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_commit_ends():
 
 @pytest.mark.postgres
 async def test_a_task_that_is_read_out_while_it_is_removed_leaves_no_row_without_it(shared, server, eventually):
-    (task,) = await add(shared, 1)
+    (task,) = await stored_tasks.add(shared, 1, new)
     done = lifecycle.answered(lifecycle.started(task, "peer", 101.0), 102.0, terminated=True, truncated=False)
     done = lifecycle.bumped(lifecycle.released(done, (1.0, {}), 103.0, ""))
     assert await shared.apply([Change(done, events=(Event("released", 103.0),))]) == [None]

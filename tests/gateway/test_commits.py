@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
+from stored_tasks import add, new, next_of
 
 from tide_gateway import lifecycle
 from tide_gateway.blobs import BlobStore
@@ -15,7 +16,7 @@ from tide_gateway.database import open_database
 from tide_gateway.deadlines import due_s
 from tide_gateway.members import this_replica
 from tide_gateway.repository import Conflict, Repository, StorageFailed
-from tide_gateway.rows import Change, Event, Intent
+from tide_gateway.rows import Change
 from tide_gateway.specs import DEFAULT_LIMITS
 
 
@@ -24,24 +25,6 @@ async def repository(tmp_path, database_url):
     database = open_database(database_url)
     yield Repository(database, BlobStore(tmp_path / "blobs"))
     await database.close()
-
-
-def new(number: int) -> lifecycle.Task:
-    return lifecycle.new_task(
-        task_id=f"t{number:03}", owner="o", environment="e", key=f"k{number}", attempt=0, kind="train",
-        limits=DEFAULT_LIMITS, now_s=100.0,
-    )  # fmt: skip
-
-
-async def add(repository: Repository, count: int) -> list[lifecycle.Task]:
-    tasks = [new(number) for number in range(count)]
-    assert await repository.apply([Change(task, request=b"{}") for task in tasks]) == [None] * count
-    return tasks
-
-
-def next_of(task: lifecycle.Task, **changes) -> Change:
-    after = replace(lifecycle.started(task, "peer", 101.0), version=task.version + 1, **changes)
-    return Change(after, intent=Intent(0, b'{"a":1}', 101.0), events=(Event("started", 101.0),))
 
 
 async def test_a_stale_row_fails_alone_with_all_its_parts(repository):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from fresh_databases import kind_params
 from sqlalchemy import bindparam, insert, select, update
+from stored_tasks import add, next_of
 
 from tide_gateway import lifecycle
 from tide_gateway.blobs import BlobStore
@@ -16,8 +17,7 @@ from tide_gateway.committer import Committer
 from tide_gateway.database import Database, StorageFailed, database_url, open_database
 from tide_gateway.models import OwnerRow, TurnRow
 from tide_gateway.repository import Conflict, Repository
-from tide_gateway.rows import Change, Event, Intent
-from tide_gateway.specs import DEFAULT_LIMITS
+from tide_gateway.rows import Change, Intent
 from tide_sdk.migrations import migrate
 
 OWNERS = OwnerRow.__table__
@@ -177,24 +177,6 @@ async def test_a_full_disk_fails_the_write_and_the_next_one_works(database):
 @pytest.fixture
 def repository(database, tmp_path):
     return Repository(database, BlobStore(tmp_path / "blobs"))
-
-
-def new(number: int) -> lifecycle.Task:
-    return lifecycle.new_task(
-        task_id=f"t{number:03}", owner="o", environment="e", key=f"k{number}", attempt=0, kind="train",
-        limits=DEFAULT_LIMITS, now_s=100.0,
-    )  # fmt: skip
-
-
-async def add(repository: Repository, count: int) -> list[lifecycle.Task]:
-    tasks = [new(number) for number in range(count)]
-    assert await repository.apply([Change(task, request=b"{}") for task in tasks]) == [None] * count
-    return tasks
-
-
-def next_of(task: lifecycle.Task) -> Change:
-    after = replace(lifecycle.started(task, "peer", 101.0), version=task.version + 1)
-    return Change(after, intent=Intent(0, b'{"a":1}', 101.0), events=(Event("started", 101.0),))
 
 
 async def test_a_conflict_fails_its_own_row_with_all_its_parts(repository):

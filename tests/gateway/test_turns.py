@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tide_gateway.service.answers import same_json
+from tide_sdk.codec import same
 from tide_sdk.errors import TideError
 
 
@@ -155,11 +155,11 @@ async def test_large_bodies_are_files_and_small_ones_rows(bench, benches):
 
 
 def test_json_bodies_are_compared_as_values():
-    assert same_json({"a": 1, "b": [1.0]}, {"b": [1], "a": 1.0})
-    assert not same_json({"a": True}, {"a": 1})
-    assert not same_json({"a": None}, {})
-    assert not same_json([1, 2], [2, 1])
-    assert not same_json({"a": []}, {"a": {}})
+    assert same({"a": 1, "b": [1.0]}, {"b": [1], "a": 1.0})
+    assert not same({"a": True}, {"a": 1})
+    assert not same({"a": None}, {})
+    assert not same([1, 2], [2, 1])
+    assert not same({"a": []}, {"a": {}})
 
 
 async def test_a_callers_reason_is_not_taken_for_a_replaced_attempt(bench):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -66,24 +65,3 @@ def view(task: Task, now_s: float) -> TaskView:
         clocks=cast("Any", wire_clocks(task, now_s)),
         created_at=datetime.fromtimestamp(task.created_s, UTC).isoformat(),
     )
-
-
-def same_json(a: Any, b: Any) -> bool:
-    """True if two parsed JSON values are equal; true is not 1, and 1 is 1.0. Any depth."""
-    pairs = [(a, b)]
-    while pairs:
-        x, y = pairs.pop()
-        if isinstance(x, bool) or isinstance(y, bool):
-            if x is not y:
-                return False
-        elif isinstance(x, Mapping) and isinstance(y, Mapping):
-            if x.keys() != y.keys():
-                return False
-            pairs.extend((x[key], y[key]) for key in x)
-        elif isinstance(x, list) and isinstance(y, list):
-            if len(x) != len(y):
-                return False
-            pairs.extend(zip(x, y, strict=True))
-        elif isinstance(x, (Mapping, list)) or isinstance(y, (Mapping, list)) or x != y:
-            return False
-    return True

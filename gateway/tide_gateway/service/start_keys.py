@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tide_gateway import lifecycle
-from tide_gateway.service import answers
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.live import Live, Registry
 from tide_sdk import codec
@@ -56,7 +55,7 @@ class StartKeys:
             raise TideError("stale_attempt", words, attempt=task.attempt)
         stored = await self._registry.repository.start_of(task.task_id)
         before = None if stored is None else StartRequest.model_validate(codec.loads(stored.request))
-        if before is None or not answers.same_json(_without_attempt(before), _without_attempt(request)):
+        if before is None or not codec.same(_without_attempt(before), _without_attempt(request)):
             words = f"key {request.key!r} was already used for another start; use a new key"
             raise TideError("key_conflict", words, field="key")
         live = self._registry.adopt(task)

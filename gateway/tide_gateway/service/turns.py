@@ -72,7 +72,7 @@ class Turns:
             if live.running is None or live.running.turn != turn:
                 await self._check_same(live, turn, message)
                 return self._join(live, turn, message)
-            if not answers.same_json(live.running.message, message):
+            if not codec.same(live.running.message, message):
                 raise _turn_conflict(turn)
             return live.running
 
@@ -138,7 +138,7 @@ class Turns:
     async def _check_same(self, live: Live, turn: int, message: dict[str, Any]) -> bytes | None:
         """The stored answer of a turn, after a look that the action is the same."""
         stored = await self._registry.repository.turn_of(live.task.task_id, turn)
-        if stored is None or not answers.same_json(codec.loads(stored.action), message):
+        if stored is None or not codec.same(codec.loads(stored.action), message):
             raise _turn_conflict(turn)
         return stored.answer
 
