@@ -257,6 +257,15 @@ def benches_class() -> type[Benches]:
 
 
 @pytest.fixture
+async def replicated(fresh_databases: FreshDatabases, tmp_path: Path) -> AsyncIterator[Benches]:
+    """Opens replicas on PostgreSQL."""
+    with fresh_databases.fresh("postgres") as url:
+        benches = Benches(url, tmp_path)
+        yield benches
+        await benches.close()
+
+
+@pytest.fixture
 def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """`tide-gateway doctor` in the test's folder."""
     monkeypatch.delenv("TIDE_GATEWAY_TOKENS", raising=False)

@@ -41,15 +41,6 @@ async def shared(server, fresh_databases, tmp_path):
         await database.close()
 
 
-@pytest.fixture
-async def replicated(benches_class, fresh_databases, tmp_path):
-    """Opens replicas on PostgreSQL."""
-    with fresh_databases.fresh("postgres") as url:
-        benches = benches_class(url, tmp_path)
-        yield benches
-        await benches.close()
-
-
 def new(number: int) -> lifecycle.Task:
     return stored_tasks.new(number, task_id=f"{number:012x}")  # as a gateway names them: by their moment
 

@@ -12,14 +12,6 @@ from tide_gateway.service import tasks
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture
-async def replicated(benches_class, fresh_databases, tmp_path):
-    with fresh_databases.fresh("postgres") as url:
-        benches = benches_class(url, tmp_path)
-        yield benches
-        await benches.close()
-
-
 async def test_a_replica_that_has_just_begun_is_not_taken_for_dead(replicated, eventually):
     older = await replicated.open()
     newer = await replicated.open()
