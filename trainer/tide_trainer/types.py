@@ -49,6 +49,21 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Where an image stands in a token sequence.
+
+    Attributes:
+        start: index of its first placeholder id.
+        num_tokens: placeholder ids, all the same; what the model's image processor makes of the image.
+        digest: SHA-256 (hex) of the image's bytes, which is its name in the run's image store.
+    """
+
+    start: int
+    num_tokens: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One training sequence of a trajectory: exactly the ids that the engine saw and sampled.
 
@@ -57,12 +72,14 @@ class Segment:
         sampled: [T] True where the engine sampled the id; only these train.
         logprobs: [T] the engine's log-prob of a sampled id at temperature 1; 0.0 elsewhere.
         versions: [T] model version that sampled the id; -1 elsewhere.
+        images: in order of `start`; none overlap, none is sampled.
     """
 
     token_ids: tuple[int, ...]
     sampled: tuple[bool, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +125,14 @@ class Sequence:
         sampled: [T] positions that train.
         logprobs: [T] behaviour log-probs (engine's), 0.0 where not sampled.
         advantage: the trajectory's advantage; 1.0 for supervised data.
+        images: as in `Segment`.
     """
 
     token_ids: tuple[int, ...]
     sampled: tuple[bool, ...]
     logprobs: tuple[float, ...]
     advantage: float
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class Calls:
             call=number,
             model=self._model,
             created=now_s(),
-            content=reply.content,
+            message=reply.message,
             finish_reason=reply.finish_reason,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,

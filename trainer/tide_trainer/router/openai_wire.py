@@ -76,12 +76,12 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answered call; `token_ids` and `logprobs` are the sampled ids [N] and their log-probs."""
+    """An answered call: the assistant's message, and the sampled ids [N] with their log-probs."""
 
     call: str
     model: str
     created: int
-    content: str
+    message: Mapping[str, Any]
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -172,7 +172,7 @@ def write_answer(answer: Answer, token_text: TokenText | None = None) -> bytes:
     """A whole chat completion; log-probs are written if `token_text` gives the text of an id."""
     choice: dict[str, Any] = {
         "index": 0,
-        "message": {"role": "assistant", "content": answer.content},
+        "message": answer.message,
         "finish_reason": answer.finish_reason,
     }
     if token_text is not None:
@@ -184,7 +184,7 @@ def write_answer(answer: Answer, token_text: TokenText | None = None) -> bytes:
 def write_stream(answer: Answer, token_text: TokenText | None = None, *, include_usage: bool = False) -> bytes:
     """The same as server-sent events: one chunk with the whole text, one with the finish reason."""
     head = _head(answer, "chat.completion.chunk")
-    first: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": answer.content}}
+    first: dict[str, Any] = {"index": 0, "delta": answer.message}
     if token_text is not None:
         first["logprobs"] = _logprobs(answer, token_text)
     chunks: list[dict[str, Any]] = [

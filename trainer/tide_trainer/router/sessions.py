@@ -72,12 +72,14 @@ class Reply:
         logprobs: [N] log-probs of them.
         content: their text, without special tokens and without the stop string.
         finish_reason: stop or length.
+        message: the assistant message that the agent gets for them.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     content: str
     finish_reason: str
+    message: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Capture:
@@ -151,7 +153,7 @@ def read_reply(renderer: Renderer, completion: types.Completion, stop: Sequence[
         ids, logprobs, reason = ids[:low], logprobs[:low], "stop"
         content = renderer.decode(ids)
         content = content[: min(at for word in stop if (at := content.find(word)) >= 0)]
-    return Reply(ids, logprobs, content, reason)
+    return Reply(ids, logprobs, content, reason, {"role": "assistant", "content": content})
 
 
 def segment_data(segment: types.Segment) -> dict[str, Any]:
