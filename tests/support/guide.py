@@ -130,7 +130,7 @@ def shell(folder: Path, path: str):
 def _run(process: subprocess.Popen[bytes], commands: str, where: str) -> str:
     mark = f"end-{secrets.token_hex(8)}"
     # Not `set -e`, which would end the session: the first failure is told at the end of the block.
-    body = f"trap 'failed=$?' ERR; failed=0\n{commands}\necho {mark} $failed\n"
+    body = f"trap 'failed=$?' ERR; failed=0\n{commands}\nprintf '\\n%s %s\\n' {mark} $failed\n"
     process.stdin.write(body.encode())
     process.stdin.flush()
     output, end_s = b"", time.monotonic() + LIMIT_S
@@ -141,7 +141,7 @@ def _run(process: subprocess.Popen[bytes], commands: str, where: str) -> str:
         if not data:
             raise GuideFailed(f"{where}: no end within {LIMIT_S:g} s; so far:\n{output.decode(errors='replace')}")
         output += data
-    text = output[: match.start()].decode(errors="replace")
+    text = output[: match.start()].decode(errors="replace").removesuffix("\n")
     if match[1] != b"0":
         raise GuideFailed(f"{where}: exit code {match[1].decode()}:\n{text}")
     return text
