@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from tide_sdk.serve import KEEP_ALIVE_S, announce
+from tide_sdk.serve import KEEP_ALIVE_S, announce, raise_file_limit
 from tide_trainer.channel import Channel, connect_channel
 from tide_trainer.loop_lag import LoopLag
 from tide_trainer.router.app import RouterApp
@@ -111,7 +111,9 @@ def main() -> None:
     parser.add_argument("--hold-timeout-s", type=float, default=3600.0, help="longest wait of a call for its grant")
     parser.add_argument("--engine-timeout-s", type=float, default=300.0, help="longest generation")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    uvloop.run(serve(parser.parse_args()))
+    arguments = parser.parse_args()
+    raise_file_limit()  # a held call holds a connection
+    uvloop.run(serve(arguments))
 
 
 if __name__ == "__main__":
