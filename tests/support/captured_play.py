@@ -17,6 +17,7 @@ class Play:
         self.renderer = renderer
         self.capture = Capture(renderer)
         self.replies: list[Reply] = []
+        self.added: list[tuple[str, list[int]]] = []
         self.books: list[tuple[list[int], tuple[int, ...], tuple[float, ...], int]] = []
 
     def turn(self, messages, ids, version=0, reason="stop", stop=()) -> str:
@@ -28,6 +29,8 @@ class Play:
         planned = self.capture.plan(messages, tools)
         if planned.segment is None:
             assert planned.prompt_ids == self.renderer.encode(planned.text)
+        else:
+            self.added.append((planned.text, planned.prompt_ids[len(planned.segment.ids) :]))
         logprobs = tuple(-0.01 * (i + 1) - version for i in range(len(ids)))
         reply = read_reply(self.renderer, planned.expected, types.Completion(tuple(ids), logprobs, 0, reason), stop)
         self.capture.commit(planned, reply, version)
@@ -63,7 +66,7 @@ def check_books(play: Play) -> None:
 
 
 def spelled(renderer: Renderer, text: str, *, markers: bool = True) -> list[int]:
-    """Ids of a text letter by letter, as encoding would never give them; with `markers` added tokens are one id each."""
+    """Ids of a text letter by letter, as encoding would not give them; with `markers` added tokens are one id each."""
     if not markers:
         return [i for letter in text for i in renderer.encode_after(letter)]
     added = sorted({t.content for t in renderer._tokenizer.get_added_tokens_decoder().values()}, key=len, reverse=True)
