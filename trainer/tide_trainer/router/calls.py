@@ -23,7 +23,8 @@ from tide_trainer.channel import PeerError
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, now_s
 from tide_trainer.router.renderer import Renderer, RenderError
-from tide_trainer.router.sessions import PlannedTurn, Reply, read_reply
+from tide_trainer.router.replies import Reply, read_reply
+from tide_trainer.router.sessions import PlannedTurn
 from tide_trainer.router.state import Grant, Limits, Session
 
 _LOG = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Calls:
 
     def _plan(self, session: Session, request: ChatRequest) -> tuple[PlannedTurn, types.Sampling]:
         try:
-            turn = session.capture.plan(request.messages, request.tools)
+            turn = session.capture.plan(request.messages, request.tools, read_calls=request.read_calls)
         except RenderError as error:
             raise ApiError(400, "template_refused", str(error), param="messages") from error
         prompt_tokens = len(turn.prompt_ids)
@@ -166,7 +167,7 @@ class Calls:
             if completion.finish_reason == "abort":
                 raise EngineFailed("the engine aborted the call")
             try:
-                reply = read_reply(self._renderer, completion, stop)
+                reply = read_reply(self._renderer, turn.expected, completion, stop)
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
             return reply, completion, grant, time.perf_counter() - started_s

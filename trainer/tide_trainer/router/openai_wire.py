@@ -58,6 +58,7 @@ class ChatRequest:
     Attributes:
         messages: plain dicts without fields that are None (except `content`).
         tools: tool schemas for the template, None without.
+        read_calls: the reply may call tools; False for tool_choice none.
         max_new_tokens: None takes the session's.
         temperature: None takes the session's.
         ignored: fields that were ignored.
@@ -65,6 +66,7 @@ class ChatRequest:
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    read_calls: bool
     max_new_tokens: int | None
     temperature: float | None
     stop: tuple[str, ...]
@@ -111,6 +113,7 @@ def read_request(data: Any) -> ChatRequest:
     return ChatRequest(
         messages=_messages(data.get("messages")),
         tools=_tools(data.get("tools")),
+        read_calls=data.get("tool_choice") != "none",
         max_new_tokens=limit,
         temperature=None if temperature is None else float(temperature),
         stop=_stop(data.get("stop")),
