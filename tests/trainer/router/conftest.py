@@ -201,8 +201,10 @@ class Router:
         self.control.rank({"rank": rank, "url": rank})
         return self.engines[rank]
 
-    def open(self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16) -> None:
-        sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
+    def open(
+        self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16, kind: str = "train"
+    ) -> None:
+        sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens, "kind": kind}
         data = {"session": session, "api_key": "key-of-" + session, "sampling": sampling}
         self.control.open(data | {"max_context_tokens": max_context_tokens})
 
@@ -234,7 +236,7 @@ class Router:
         await asyncio.wait_for(self.app(scope, receive, send), 30)
         if not sent:
             return None, None
-        return sent[0]["status"], sent[1]["body"]
+        return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
     async def chat(self, messages: list[dict[str, Any]], session: str = "s", gone=None, headers=None, **options: Any):
         body = {"model": "policy", "messages": messages, **options}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer import types
-from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.renderer import Renderer, RenderError
 
 MAX_OPEN = 8
 """Segments of a session that may still be extended."""
@@ -56,11 +56,13 @@ class PlannedTurn:
         segment: the segment that it extends, None for a break.
         text: the rendered conversation.
         prompt_ids: [T] exactly what the engine gets.
+        raw: no template adds the end token or a stop string again; only the ids as they read in place are continued.
     """
 
     segment: OpenSegment | None
     text: str
     prompt_ids: list[int]
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +98,34 @@ class Capture:
     ) -> PlannedTurn:
         """The prompt of the next turn. Raises RenderError if the template refuses the messages."""
         text = self._renderer.render(messages, tools)
+        return self._plan(text, raw=False)
+
+    def plan_text(self, text: str) -> PlannedTurn:
+        """The prompt of the next turn as raw text, which no template touches."""
+        return self._plan(text, raw=True)
+
+    def plan_ids(self, ids: Sequence[int]) -> PlannedTurn:
+        """The prompt of the next turn as token ids. Raises RenderError for an id that the tokenizer does not know."""
+        best, length = None, 0
+        for segment in self._segments[-MAX_OPEN:]:
+            known = len(segment.ids)
+            if length < known < len(ids) and segment.ids == list(ids[:known]):
+                best, length = segment, known
+        for place, token_id in enumerate(ids[length:], length):
+            if not self._renderer.knows(token_id):
+                raise RenderError(f"prompt[{place}]: the tokenizer has no token {token_id}")
+        return PlannedTurn(best, self._renderer.decode_after(ids), list(ids), raw=True)
+
+    def _plan(self, text: str, *, raw: bool) -> PlannedTurn:
         best, length = None, 0
         for segment in self._segments[-MAX_OPEN:]:
             for known in segment.texts:
                 if length < len(known) < len(text) and text.startswith(known):
                     best, length = segment, len(known)
         if best is None:
-            return PlannedTurn(None, text, self._renderer.encode(text))
+            return PlannedTurn(None, text, self._renderer.encode(text), raw)
         added = self._renderer.encode_after(text[length:])
-        return PlannedTurn(best, text, best.ids + added)
+        return PlannedTurn(best, text, best.ids + added, raw)
 
     def commit(self, turn: PlannedTurn, reply: Reply, version: int) -> None:
         """Capture an answered turn; a segment that was extended by another call in between is left, as a break."""
@@ -122,7 +143,8 @@ class Capture:
             self._renderer.token_text(last) if last in self._renderer.stop_token_ids and last is not None else ""
         )
         answered, in_place = reply.content + stop_text, self._renderer.decode_after(reply.token_ids)
-        segment.texts = tuple(turn.text + text for text in dict.fromkeys((answered, in_place)))
+        said = (in_place,) if turn.raw else (answered, in_place)
+        segment.texts = tuple(turn.text + text for text in dict.fromkeys(said))
         segment.ids.extend(turn.prompt_ids[before:])
         segment.turns.append((len(segment.ids), reply.logprobs, version))
         segment.ids.extend(reply.token_ids)
