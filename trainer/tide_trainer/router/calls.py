@@ -24,7 +24,8 @@ from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, CompletionRequest, now_s
 from tide_trainer.router.planning import plan_call
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import PlannedTurn, Reply, read_reply
+from tide_trainer.router.replies import Reply, read_reply
+from tide_trainer.router.sessions import PlannedTurn
 from tide_trainer.router.state import Grant, Limits, Session
 
 _LOG = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class Calls:
             if completion.finish_reason == "abort":
                 raise EngineFailed("the engine aborted the call")
             try:
-                reply = read_reply(self._renderer, completion, stop)
+                reply = read_reply(self._renderer, turn.expected, completion, stop)
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
             return reply, completion, grant, time.perf_counter() - started_s
@@ -229,7 +230,7 @@ class Calls:
             model=self._model,
             created=now_s(),
             message=reply.message,
-            text=reply.content,
+            text=reply.text,
             finish_reason=reply.finish_reason,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,

@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 def write_chat(answer: Answer, request: ModelRequest, token_text: TokenText) -> bytes:
     """A whole chat completion."""
-    choice: dict[str, Any] = {"index": 0, "message": answer.message, "finish_reason": _chat_reason(answer)}
+    choice: dict[str, Any] = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason}
     if request.logprobs:
         choice["logprobs"] = {"content": _logprobs(answer, token_text)}
     body = _chat_head(answer, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
@@ -47,7 +47,7 @@ def chat_events(answer: Answer, request: ModelRequest, token_text: TokenText) ->
         if group:
             choice["logprobs"] = {"content": group}
         yield _event(head | {"choices": [choice]} | empty)
-    yield _event(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": _chat_reason(answer)}]} | empty)
+    yield _event(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": answer.finish_reason}]} | empty)
     if request.include_usage:
         yield _event(head | {"choices": [], "usage": _usage(answer)})
     yield DONE
@@ -117,11 +117,6 @@ def _pieces(whole: Any, size: int) -> Iterator[Any]:
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
     return b"data: " + codec.dumps(chunk) + b"\n\n"
-
-
-def _chat_reason(answer: Answer) -> str:
-    called = answer.finish_reason == "stop" and answer.message.get("tool_calls")
-    return "tool_calls" if called else answer.finish_reason
 
 
 def _chat_head(answer: Answer, kind: str) -> dict[str, Any]:

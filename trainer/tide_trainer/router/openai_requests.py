@@ -78,11 +78,10 @@ def read_chat(data: Any) -> ChatRequest:
     """Check the parsed body of a chat completion. Raises ApiError 400 that names the field and the fix."""
     body = _object(data, _NEUTRAL_CHAT)
     options = _options(body, _CHAT, ("max_completion_tokens", "max_tokens"))
-    tools = _tools(body.get("tools"))
     return ChatRequest(
         messages=_messages(body.get("messages")),
-        # What the model is not to call it is not shown.
-        tools=None if body.get("tool_choice") == "none" else tools,
+        tools=_tools(body.get("tools")),
+        read_calls=body.get("tool_choice") != "none",
         logprobs=_flag(body, "logprobs"),
         **options,
     )

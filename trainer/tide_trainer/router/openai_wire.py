@@ -62,10 +62,12 @@ class ChatRequest(ModelRequest):
     Attributes:
         messages: plain dicts without fields that are None (except `content`).
         tools: tool schemas for the template, None without.
+        read_calls: the reply may call tools; False for tool_choice none.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    read_calls: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class Answer:
     Attributes:
         message: the assistant's message, for chat completions.
         text: the sampled text as it is, for completions.
-        finish_reason: stop or length.
+        finish_reason: stop, length or tool_calls.
         token_ids: [N] sampled ids.
         logprobs: [N] their log-probs.
         prompt_ids: [T] what the engine was given.

@@ -91,9 +91,13 @@ class Outlet:
 
     async def _sent(self, event: dict[str, Any]) -> None:
         try:
-            await within(SEND_LIMIT_S, self._send_event(event))
+            await within(SEND_LIMIT_S, _send(self._send_event, event))
         except TimeoutError as error:
             raise asgi.ClientGone from error
+
+
+async def _send(send: asgi.Send, event: dict[str, Any]) -> None:
+    await send(event)
 
 
 async def disconnected(receive: asgi.Receive) -> None:

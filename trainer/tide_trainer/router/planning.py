@@ -51,7 +51,7 @@ def _planned(session: Session, request: ChatRequest | CompletionRequest, rendere
         messages = request.messages
         if not renderer.knows_developer:  # OpenAI's newer name of the system role
             messages = [one | {"role": "system"} if one["role"] == "developer" else one for one in messages]
-        return session.capture.plan(messages, request.tools)
+        return session.capture.plan(messages, request.tools, read_calls=request.read_calls)
     if isinstance(request.prompt, str):
         return session.capture.plan_text(request.prompt)
     return session.capture.plan_ids(request.prompt)
