@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chat_models import FAMILIES, make_chat_model
 from router_apps import Router, ServedRouter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -152,6 +153,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def renderers(folders: dict[str, Path]) -> dict[str, Renderer]:
     return {name: Renderer(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="session")
+def chat_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("chat")
+    return {name: make_chat_model(root / name, name) for name in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def chats(chat_folders: dict[str, Path]) -> dict[str, Renderer]:
+    return {name: Renderer(folder) for name, folder in chat_folders.items()}
 
 
 @pytest.fixture

@@ -99,31 +99,32 @@ def detect_format(
 
 
 def shown_messages(messages: Sequence[Mapping[str, Any]], format: ReplyFormat) -> list[Mapping[str, Any]]:
-    """Messages with tool calls as the template wants them: arguments as objects or as text, no null content."""
-    return [_shown(message, format) if message.get("tool_calls") else message for message in messages]
+    """Messages as the template wants them: arguments as objects or as text, null content only where it is taken."""
+    return [_shown(message, format) for message in messages]
 
 
 def _shown(message: Mapping[str, Any], format: ReplyFormat) -> Mapping[str, Any]:
-    calls = message["tool_calls"]
-    if not isinstance(calls, list):
-        return message  # the template will say what it thinks of it
-    shown = {**message, "tool_calls": [_shown_call(call, format) for call in calls]}
-    if shown.get("content") is None and not format.null_content:
-        shown["content"] = ""
-    return shown
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:  # of anything else the template says what it thinks
+        message = {**message, "tool_calls": [_shown_call(call, format) for call in calls]}
+    if message.get("content") is None and not (calls and format.null_content):
+        message = {**message, "content": ""}
+    return message
 
 
 def _shown_call(call: Any, format: ReplyFormat) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
     if isinstance(arguments, dict) and format.arguments_text:
-        return {**call, "function": {**function, "arguments": write_arguments(arguments)}}
-    if isinstance(arguments, str) and not format.arguments_text:
+        arguments = write_arguments(arguments)
+    elif isinstance(arguments, str) and not format.arguments_text:
         try:
-            return {**call, "function": {**function, "arguments": read_arguments(arguments)}}
+            arguments = read_arguments(arguments)
         except ValueError:
             return call  # an agent may show what was no JSON
-    return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _body(render: Render, stop_texts: Sequence[str], num: int, arguments_text: bool, null_content: bool) -> str | None:
