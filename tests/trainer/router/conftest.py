@@ -1,23 +1,17 @@
-"""Model folders with real kinds of tokenizers and templates, an engine that says what it is told, and a router app."""
+"""Model folders with real kinds of tokenizers and templates, and router apps over them."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chat_models import FAMILIES, make_chat_model
+from router_apps import Router, ServedRouter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tide_trainer import types
-from tide_trainer.router.app import RouterApp
-from tide_trainer.router.calls import Calls
-from tide_trainer.router.control import Control
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.router.state import Limits
 
@@ -47,6 +41,20 @@ QWEN = (
     "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}{%- endif %}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+TOOLS = (
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}"
+    "{{- messages[0].content + '\\n\\n' }}{%- endif %}{{- '# Tools' }}{%- for tool in tools %}{{- '\\n' }}"
+    "{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- elif messages[0].role == 'system' %}"
+    "{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'tool' %}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}"
+    "{%- elif m.role != 'system' %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+    "{%- for call in m.tool_calls or [] %}{%- if m.content or not loop.first %}{{- '\\n' }}{%- endif %}"
+    '{{- \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}"
+    "{{- '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
 THINKING = (
     "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
     "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
@@ -74,6 +82,7 @@ WORD = (
 TEMPLATES = {
     "chatml": (CHATML, "<|im_end|>"),
     "qwen": (QWEN, "<|im_end|>"),
+    "tools": (TOOLS, "<|im_end|>"),
     "thinking": (THINKING, "<|im_end|>"),
     "llama": (LLAMA, "<|eot|>"),
     "mistral": (MISTRAL, "</s>"),
@@ -157,104 +166,6 @@ def chats(chat_folders: dict[str, Path]) -> dict[str, Renderer]:
     return {name: Renderer(folder) for name, folder in chat_folders.items()}
 
 
-@dataclass
-class ScriptedEngine:
-    """Answers with what `say` gives for a prompt, and remembers what it was sent and sampled."""
-
-    say: Callable[[list[int]], Any]
-    sent: list[list[int]] = field(default_factory=list)
-    sampled: list[tuple[int, ...]] = field(default_factory=list)
-    samplings: list[types.Sampling] = field(default_factory=list)
-    closed: bool = False
-
-    async def generate(self, prompt_ids, sampling, *, request_id=None, priority=0, timeout_s=None) -> types.Completion:
-        self.sent.append(list(prompt_ids))
-        self.samplings.append(sampling)
-        said = self.say(prompt_ids)
-        said = await said if asyncio.iscoroutine(said) else said
-        if isinstance(said, types.Completion):
-            return said
-        ids = tuple(said)
-        self.sampled.append(ids)
-        return types.Completion(ids, tuple(-0.25 for _ in ids), 0, "stop", version=5)
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class Router:
-    """The router's parts in one process, with a main process that grants what `grants` says."""
-
-    renderer: Renderer
-    limits: Limits = field(default_factory=lambda: Limits(hold_timeout_s=20.0))
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    auto_rank: str | None = "r0"
-
-    def __post_init__(self) -> None:
-        self.calls = Calls(self.renderer, self.notify, self.limits, "policy")
-        self.engines: dict[str, ScriptedEngine] = {}
-        self.control = Control(
-            self.renderer, self.calls, self.limits, lambda: 0.0, lambda url, token: self.engines[url]
-        )
-        self.app = RouterApp(self.control, self.calls, self.renderer, self.notify, self.limits, "policy")
-
-    def notify(self, name: str, payload: dict[str, Any]) -> None:
-        json.dumps(payload)
-        self.events.append((name, payload))
-        if name == "call" and self.auto_rank is not None:
-            asyncio.get_running_loop().call_soon(self.grant, payload["call"])
-
-    def grant(self, call: str, rank: str | None = None) -> None:
-        self.control.grant({"call": call, "rank": rank or self.auto_rank, "version": 5})
-
-    def engine(self, say: Callable[[list[int]], Any], rank: str = "r0") -> ScriptedEngine:
-        self.engines[rank] = ScriptedEngine(say)
-        self.control.rank({"rank": rank, "url": rank})
-        return self.engines[rank]
-
-    def open(self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16) -> None:
-        sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
-        data = {"session": session, "api_key": "key-of-" + session, "sampling": sampling}
-        self.control.open(data | {"max_context_tokens": max_context_tokens})
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.events]
-
-    async def call(self, method: str, path: str, body: Any = None, *, key: str = "key-of-s", gone=None, **headers: str):
-        """One ASGI request; `gone` is an event that stands for the client's going away."""
-        raw = b"" if body is None else json.dumps(body).encode()
-        pairs = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in pairs.items()],
-        }
-        requests = iter([{"type": "http.request", "body": raw, "more_body": False}])
-        sent: list[Any] = []
-
-        async def receive():
-            for message in requests:
-                return message
-            await (gone or asyncio.Event()).wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            sent.append(message)
-
-        await asyncio.wait_for(self.app(scope, receive, send), 30)
-        if not sent:
-            return None, None
-        return sent[0]["status"], sent[1]["body"]
-
-    async def chat(self, messages: list[dict[str, Any]], session: str = "s", gone=None, headers=None, **options: Any):
-        body = {"model": "policy", "messages": messages, **options}
-        path = f"/sessions/{session}/v1/chat/completions"
-        status, data = await self.call("POST", path, body, key="key-of-" + session, gone=gone, **(headers or {}))
-        return status, None if data is None else json.loads(data)
-
-
 @pytest.fixture
 def router(renderers: dict[str, Renderer]) -> Router:
     return Router(renderers["chatml"])
@@ -263,3 +174,12 @@ def router(renderers: dict[str, Renderer]) -> Router:
 @pytest.fixture
 def user() -> Callable[[str], dict[str, str]]:
     return lambda text: {"role": "user", "content": text}
+
+
+@pytest.fixture
+async def served(renderers: dict[str, Renderer]):
+    """A router with a model that calls tools; it keeps held streams alive every 0.05 s."""
+    served = ServedRouter(renderers["tools"], Limits(hold_timeout_s=20.0, keep_alive_s=0.05))
+    await served.start()
+    yield served
+    await served.stop()

@@ -50,7 +50,11 @@ async def serve(arguments: argparse.Namespace) -> None:
     renderer = Renderer(
         arguments.model_dir, tool_format=arguments.tool_format, reasoning_format=arguments.reasoning_format
     )
-    limits = Limits(hold_timeout_s=arguments.hold_timeout_s, engine_timeout_s=arguments.engine_timeout_s)
+    limits = Limits(
+        hold_timeout_s=arguments.hold_timeout_s,
+        engine_timeout_s=arguments.engine_timeout_s,
+        keep_alive_s=arguments.keep_alive_s,
+    )
     lag = LoopLag()
     channel: Channel | None = None
 
@@ -115,6 +119,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")
     parser.add_argument("--hold-timeout-s", type=float, default=3600.0, help="longest wait of a call for its grant")
     parser.add_argument("--engine-timeout-s", type=float, default=300.0, help="longest generation")
+    parser.add_argument("--keep-alive-s", type=float, default=10.0, help="a held stream gets a comment so often")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = parser.parse_args()
     raise_file_limit()  # a held call holds a connection

@@ -53,6 +53,7 @@ class Renderer:
     Attributes:
         stop_token_ids: ids that end a reply, from generation_config.json, config.json and the tokenizer.
         format: what the model's replies may hold.
+        knows_developer: the template has the role developer; others drop or refuse such messages.
 
     Raises:
         ConfigurationError: a file is missing or cannot be read, or a format is unknown.
@@ -70,6 +71,7 @@ class Renderer:
         self._special = _special_tokens(folder, config)
         template = _template_text(folder, config)
         self._template = _compile(template)
+        self.knows_developer = "developer" in template
         self.stop_token_ids = self._stop_ids(folder)
         eos = self._special.get("eos_token")
         self._anchor = eos if isinstance(eos, str) and self._is_one_token(eos) else ""
@@ -149,6 +151,10 @@ class Renderer:
     def token_text(self, token_id: int) -> str:
         """The text of one id, special or not; empty for an id that the tokenizer does not know."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def knows(self, token_id: int) -> bool:
+        """True if the tokenizer has a token of that id."""
+        return self._tokenizer.id_to_token(token_id) is not None
 
     def single_token(self, text: str) -> int | None:
         """The id if the text is one token of its own, else None."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer import types
-from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.renderer import Renderer, RenderError
 from tide_trainer.router.replies import Expected, Reply, is_answer, opened_thinking, same_but_for_json
 
 MAX_OPEN = 8
@@ -115,6 +115,7 @@ class PlannedTurn:
         expected: what is to be read in the reply.
         place: the reply's place in the conversation.
         answers: the answered messages that were found in it.
+        raw: no template adds the end token or a stop string again; only the ids as they read in place are continued.
     """
 
     segment: OpenSegment | None
@@ -123,6 +124,7 @@ class PlannedTurn:
     expected: Expected
     place: int
     answers: Answers
+    raw: bool = False
 
 
 class Capture:
@@ -163,6 +165,27 @@ class Capture:
         expected = Expected(self._num_turns, bool(tools) and read_calls, opened)
         return PlannedTurn(segment, text, prompt_ids, expected, len(messages), answers)
 
+    def plan_text(self, text: str) -> PlannedTurn:
+        """The prompt of the next turn as raw text, which no template touches."""
+        segment, length = self._continued(text)
+        if segment is None:
+            return self._raw(None, text, self._renderer.encode(text))
+        return self._raw(segment, text, segment.ids + self._renderer.encode_after(text[length:]))
+
+    def plan_ids(self, ids: Sequence[int]) -> PlannedTurn:
+        """The prompt of the next turn as token ids. Raises RenderError for an id that the tokenizer does not know."""
+        best, length = None, 0
+        for segment in self._segments[-MAX_OPEN:]:
+            if length < len(segment.ids) < len(ids) and segment.ids == ids[: len(segment.ids)]:
+                best, length = segment, len(segment.ids)
+        for place, token_id in enumerate(ids[length:], length):
+            if not self._renderer.knows(token_id):
+                raise RenderError(f"prompt[{place}]: the tokenizer has no token {token_id}")
+        return self._raw(best, self._renderer.decode_after(ids), list(ids))
+
+    def _raw(self, segment: OpenSegment | None, text: str, prompt_ids: list[int]) -> PlannedTurn:
+        return PlannedTurn(segment, text, prompt_ids, Expected(self._num_turns), 0, {}, raw=True)
+
     def commit(self, turn: PlannedTurn, reply: Reply, version: int) -> None:
         """Capture an answered turn; a segment that was extended by another call in between is left, as a break."""
         segment = turn.segment
@@ -180,10 +203,10 @@ class Capture:
         last = reply.token_ids[-1] if reply.token_ids else -1
         stop = self._renderer.token_text(last) if last in self._renderer.stop_token_ids else ""
         answered, in_place = reply.text + stop, self._renderer.decode_after(reply.token_ids)
-        endings = (answered,) if answered == in_place else (answered, in_place)
+        endings = (in_place,) if turn.raw or answered == in_place else (answered, in_place)
         segment.last = LastTurn(turn.text, reply.text, stop, endings, reply.has_calls)
         segment.answers = turn.answers
-        if reply.shown is not None:
+        if reply.shown is not None and not turn.raw:
             segment.answers = {**turn.answers, turn.place: (reply.message, reply.shown)}
         segment.ids.extend(turn.prompt_ids[before:])
         segment.turns.append((len(segment.ids), reply.logprobs, version))
