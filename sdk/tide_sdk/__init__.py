@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tide_sdk.errors import TideError
     from tide_sdk.footprints import Footprint, FootprintReporter
     from tide_sdk.http_connection import TransportError
+    from tide_sdk.image_window import ImageWindow
+    from tide_sdk.images import ImageUnknown, image
     from tide_sdk.model import ContextOverflow, ModelEndpoint, ModelRefused
     from tide_sdk.outcomes import TaskResult, TaskSpec
     from tide_sdk.runner import run, run_task, run_tasks
@@ -31,6 +33,8 @@ _MODULES = {
     "errors": ("TideError",),
     "footprints": ("Footprint", "FootprintReporter"),
     "http_connection": ("TransportError",),
+    "image_window": ("ImageWindow",),
+    "images": ("ImageUnknown", "image"),
     "model": ("ContextOverflow", "ModelEndpoint", "ModelRefused"),
     "outcomes": ("TaskResult", "TaskSpec"),
     "runner": ("run", "run_task", "run_tasks"),
@@ -50,6 +54,8 @@ __all__ = [
     "Footprint",
     "FootprintReporter",
     "GatewayClient",
+    "ImageUnknown",
+    "ImageWindow",
     "Message",
     "ModelEndpoint",
     "ModelRefused",
@@ -62,6 +68,7 @@ __all__ = [
     "TransportError",
     "agent",
     "chat_agent",
+    "image",
     "load_agent",
     "run",
     "run_task",

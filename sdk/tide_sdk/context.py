@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tide_sdk.client import GatewayClient
+from tide_sdk.context_images import ContextImages
 from tide_sdk.environment import StartInfo
 from tide_sdk.footprints import FootprintReporter
+from tide_sdk.image_window import ImageWindow
+from tide_sdk.images import url_of
 from tide_sdk.model import ModelEndpoint, first_message
 from tide_sdk.wire import ObservationResponse, StartResponse
 
@@ -18,7 +21,9 @@ class AgentContext:
     Attributes:
         task: what was asked for: parameters, seed, split, kind.
         task_id: the task's id at the gateway.
-        messages: the conversation so far, OpenAI chat messages; an agent may change it before it generates.
+        messages: the conversation so far, OpenAI chat messages; an agent may change it before it generates. Images are
+            references in it: `image` reads one, `sendable_messages` is what another client sends.
+        image_window: prunes the images of what the model gets; an agent sets another, or None for all images.
         tools: OpenAI tool definitions that the environment offers.
         turn: the number of the next turn.
         done: True once the environment has ended the task.
@@ -37,7 +42,9 @@ class AgentContext:
     ) -> None:
         self.task = task
         self.task_id = started.task_id
-        self.messages: list[dict[str, Any]] = [message.as_dict() for message in started.messages]
+        self.images = ContextImages(gateway, model)
+        self.image_window: ImageWindow | None = ImageWindow()
+        self.messages: list[dict[str, Any]] = self.images.take(message.as_dict() for message in started.messages)
         self.tools: list[dict[str, Any]] = list(started.tools)
         self.turn = started.turn
         self.done = False
@@ -77,7 +84,8 @@ class AgentContext:
             ModelRefused: likewise.
             TransportError: likewise.
         """
-        self.completion = await self._model.complete(self.messages, self.tools, **sampling)
+        messages = await self.sendable_messages()
+        self.completion = await self._model.complete(messages, self.tools, **sampling)
         return first_message(self.completion)
 
     async def step(self, reply: Mapping[str, Any] | str) -> ObservationResponse:
@@ -102,12 +110,41 @@ class AgentContext:
         finally:
             self._acting = False
         self.messages.append(message)
-        self.messages.extend(item.as_dict() for item in observation.messages)
+        seen = self.images.take(item.as_dict() for item in observation.messages)
+        self.messages.extend(seen)
         self.turn = observation.turn
         self.reward += observation.reward or 0.0
         self.observation = observation
         self.done = observation.terminated or observation.truncated
+        await self.images.share(seen)
         return observation
+
+    async def sendable_messages(self) -> list[dict[str, Any]]:
+        """The conversation as the model's server takes it, for agents with an OpenAI client of their own.
+
+        Images are pruned by `image_window`; what stays is references at a trainer's router, else data URLs.
+
+        Raises:
+            ImageUnknown: an image is not to be had any more.
+            TideError: the gateway refused an image; let it pass, the runner knows it.
+            ModelRefused: the model's server refused one; likewise.
+            TransportError: no answer; likewise.
+        """
+        return await self.images.sendable(self.messages, self.image_window)
+
+    async def image(self, part: Mapping[str, Any]) -> bytes:
+        """The bytes of an image part of `messages`: the file as the environment made it.
+
+        Raises:
+            ValueError: the part shows no image, or links to one elsewhere.
+            ImageUnknown: it is not to be had any more.
+            TideError: the gateway refused.
+            TransportError: no answer.
+        """
+        url = url_of(dict(part))
+        if url is None:
+            raise ValueError("ctx.image: give a part of type image_url")
+        return await self.images.bytes_of(url)
 
     async def report(
         self,

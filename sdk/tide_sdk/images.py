@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 MAX_IMAGE_BYTES = 16 * 1024 * 1024
 """A larger image is kept by nobody: it stays in its message."""
 DATA_MARK = b"data:image/"

@@ -14,8 +14,11 @@ from tide_sdk.errors import TideError
 from tide_sdk.http_connection import ConnectFailed, ProtocolFailed, QueueFull, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client
+from tide_sdk.images import ImageRef
 from tide_sdk.retries import Backoff
 
+IMAGE_LIMIT_S = 120.0
+"""Deadline for giving the server an image."""
 _RETRIED_STATUS = frozenset({429, 503})
 _REFUSED_STATUS = frozenset({400, 403, 404, 405, 413, 415, 422})
 
@@ -45,6 +48,8 @@ class ModelEndpoint:
         sampling: defaults of every call, for example `{"temperature": 1.0, "max_tokens": 64}`.
         timeout_s: deadline of a call; long, because a scheduler may hold it back.
         max_in_flight: calls at once.
+        image_references: the server takes references to images that were put there (`put_image`), as a trainer's router
+            does; every other gets the images themselves.
         http: another transport to the URL's host, for tests.
         sleep: waits that many seconds.
     """
@@ -58,6 +63,7 @@ class ModelEndpoint:
         sampling: Mapping[str, Any] | None = None,
         timeout_s: float = 3600.0,
         max_in_flight: int = 1024,
+        image_references: bool = False,
         http: HttpClient | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -65,6 +71,7 @@ class ModelEndpoint:
         self.api_key = api_key
         self.model = model
         self.sampling = dict(sampling or {})
+        self.image_references = image_references
         self._timeout_s = timeout_s
         self._origin, self._path = _split(self.base_url)
         self._http = http or open_client(self._origin, max_in_flight=max_in_flight, timeout_s=timeout_s)
@@ -86,6 +93,7 @@ class ModelEndpoint:
             api_key=self.api_key if api_key is None else api_key,
             sampling=self.sampling,
             timeout_s=self._timeout_s,
+            image_references=self.image_references,
             http=self._http,
             sleep=self._sleep,
         )
@@ -105,13 +113,29 @@ class ModelEndpoint:
         if tools:
             payload["tools"] = list(tools)
         body = codec.dumps(payload | self.sampling | sampling)
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else None
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._ask(body, headers)
+                response = await self._ask("POST", f"{self._path}/chat/completions", body, {})
         except TimeoutError as error:
             raise TransportError(f"{self.base_url}: no completion within {self._timeout_s} s") from error
         return _read(response)
+
+    async def put_image(self, ref: ImageRef, data: bytes) -> None:
+        """Give the server an image, which messages may then refer to; safe to repeat.
+
+        Raises:
+            ModelRefused: it does not take this image, or none.
+            ModelStopped: 410.
+            TransportError: no answer, or the server failed.
+        """
+        headers = {"Content-Type": ref.media_type}
+        path = f"{self._path}/images/{ref.digest}"
+        try:
+            async with asyncio.timeout(IMAGE_LIMIT_S):
+                response = await self._ask("PUT", path, data, headers, idempotent=True)
+        except TimeoutError as error:
+            raise TransportError(f"{self.base_url}: an image was not taken within {IMAGE_LIMIT_S} s") from error
+        _read(response)
 
     async def aclose(self) -> None:
         """Close the shared connections; safe to repeat."""
@@ -125,17 +149,21 @@ class ModelEndpoint:
     ) -> None:
         await self.aclose()
 
-    async def _ask(self, body: bytes, headers: Mapping[str, str] | None) -> Response:
+    async def _ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, idempotent: bool = False
+    ) -> Response:
+        sent = {**headers, "Authorization": f"Bearer {self.api_key}"} if self.api_key else headers
         num_failures = 0
         while True:
             try:
                 response = await self._http.request(
-                    "POST", f"{self._path}/chat/completions", body, headers=headers, timeout_s=self._timeout_s
+                    method, path, body, headers=sent, timeout_s=self._timeout_s, idempotent=idempotent
                 )
                 if response.status not in _RETRIED_STATUS:
                     return response
-            except (ConnectFailed, QueueFull):
-                if num_failures >= 8:
+            except TransportError as error:
+                # What was lost on its way may have been sampled.
+                if num_failures >= 8 or not (idempotent or isinstance(error, (ConnectFailed, QueueFull))):
                     raise
             num_failures += 1
             await self._sleep(self._backoff.wait_s(num_failures, random.random()))  # noqa: S311 (spreads callers)

@@ -70,6 +70,7 @@ async def run_task(
             try:
                 endpoint = await _tell(on_started, started) or model
                 ctx = AgentContext(info, started, gateway, endpoint, reporter)
+                await ctx.images.share(ctx.messages)
                 result = await agent(ctx)
             except TimeoutError as error:
                 if deadline.expired():
@@ -210,7 +211,7 @@ def run(
     ]
 
     async def play() -> list[TaskResult]:
-        async with GatewayClient(gateway, token=token) as client, model:
+        async with GatewayClient(gateway, token=token, references=True) as client, model:
             return await run_tasks(agent, specs, client, model, concurrency=concurrency)
 
     return asyncio.run(play())

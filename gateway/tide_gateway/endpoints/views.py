@@ -19,17 +19,13 @@ from tide_gateway.runtimes import Place
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
-from tide_sdk.images import MEDIA_TYPES, media_type_of
+from tide_sdk.images import media_type_of
 from tide_sdk.wire import PRINTABLE, CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
 
 MAX_PAGE = 500
 _Word = Annotated[str | None, Query(max_length=128, pattern=PRINTABLE)]
 _IMAGE: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Its bytes",
-        "content": {name: {"schema": {"type": "string", "format": "binary"}} for name in MEDIA_TYPES},
-    },
-    304: {"description": "`If-None-Match` names it: the caller has it already"},
+    200: {"description": "Its bytes", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
 }
 _TaskId = Annotated[str, Path(max_length=128, pattern=PRINTABLE)]
 
@@ -126,7 +122,10 @@ def _add_tasks(router: APIRouter, service: TaskService, owners: Owners) -> None:
 def _add_blobs(router: APIRouter, service: TaskService, owners: Owners) -> None:
     @router.get("/blobs/{digest}", tags=["tasks"], response_class=Response, responses=_IMAGE)
     async def blob(request: Request, digest: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]) -> Response:
-        """An image that one of your tasks shows, by the SHA-256 in its reference; an operator sees everyone's."""
+        """An image that one of your tasks shows, by the SHA-256 in its reference; an operator sees everyone's.
+
+        Its ETag is the same digest: a call whose `If-None-Match` has it gets 304.
+        """
         caller = await caller_of(request, owners)
         data = await service.image(None if caller.may("operator") else caller.owner, digest)
         headers = {

@@ -1,0 +1,140 @@
+"""The images of one task at its agent: references in the messages, the bytes where they are wanted.
+
+gateway -- references --> messages      an environment server alone: data URLs -> references, bytes kept here
+bytes: kept here | client's cache | GET /blobs at the gateway
+model's server takes references (the router): each image is put there once, as soon as a message shows it
+               does not: they become data URLs in what is sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tide_sdk.client import GatewayClient
+from tide_sdk.image_window import ImageWindow
+from tide_sdk.images import (
+    ImageRef,
+    ImageUnknown,
+    data_url,
+    digest_of,
+    image_urls,
+    media_type_of,
+    read_data_url,
+    read_reference,
+    with_urls,
+)
+from tide_sdk.model import ModelEndpoint
+
+
+class ContextImages:
+    """One task's images.
+
+    Args:
+        gateway: has the images of observations.
+        model: gets them.
+    """
+
+    def __init__(self, gateway: GatewayClient, model: ModelEndpoint) -> None:
+        self._gateway = gateway
+        self._model = model
+        self._own: dict[str, bytes] = {}
+        self._put: set[str] = set()
+
+    def take(self, messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """An observation's messages with references in place of data URLs, whose bytes are kept: nobody else has them.
+
+        Under a gateway that answers references there are none.
+        """
+
+        def referred(url: str) -> str:
+            data = read_data_url(url)
+            media_type = None if data is None else media_type_of(data)
+            if data is None or media_type is None:
+                return url
+            digest = digest_of(data)
+            self._own[digest] = data
+            return ImageRef(digest, media_type).url
+
+        return with_urls(messages, referred)
+
+    async def bytes_of(self, url: str) -> bytes:
+        """The bytes behind the URL of an image part, of the size and hash that it says.
+
+        Raises:
+            ValueError: it is neither a reference nor a plain data URL.
+            ImageUnknown: it is not to be had any more; of an environment server without a gateway only the images of
+                the window are kept.
+            TideError: the gateway refused, for example because no task of the caller shows it.
+            TransportError: no answer.
+        """
+        ref = read_reference(url)
+        if ref is not None:
+            return await self._read(ref)
+        data = read_data_url(url)
+        if data is None:
+            raise ValueError(f"{url[:80]!r}: no reference to an image, nor one that holds it")
+        return data
+
+    async def share(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Put the images of the messages to the model's server, where it takes references; each one once.
+
+        Raises:
+            TideError: the gateway refused one.
+            ModelRefused: the model's server refused one.
+            TransportError: no answer.
+        """
+        if not self._model.image_references:
+            return
+        for url in image_urls(messages):
+            ref = read_reference(url)
+            if ref is not None and ref.digest not in self._put:
+                await self._model.put_image(ref, await self._read(ref))
+                self._put.add(ref.digest)
+
+    async def sendable(self, messages: Sequence[dict[str, Any]], window: ImageWindow | None) -> list[dict[str, Any]]:
+        """The messages as the model's server takes them, pruned by the window.
+
+        Raises:
+            ImageUnknown: as `bytes_of`.
+            TideError: likewise.
+            ModelRefused: as `share`.
+            TransportError: no answer.
+        """
+        sent = list(messages) if window is None else window.prune(messages)
+        self._forget(sent)
+        if self._model.image_references:
+            await self.share(sent)
+            return sent
+        inline: dict[str, str] = {}
+        for url in image_urls(sent):
+            ref = read_reference(url)
+            if ref is not None and url not in inline:
+                inline[url] = data_url(await self._read(ref), ref.media_type)
+        return with_urls(sent, lambda url: inline.get(url, url)) if inline else sent
+
+    def _forget(self, sent: Sequence[dict[str, Any]]) -> None:
+        """Keep the bytes of those only that are still shown to the model."""
+        if self._own:
+            shown = {ref.digest for url in image_urls(sent) if (ref := read_reference(url)) is not None}
+            self._own = {digest: data for digest, data in self._own.items() if digest in shown}
+
+    async def _read(self, ref: ImageRef) -> bytes:
+        data = self._own.get(ref.digest)
+        if data is not None:
+            return data
+        if not self._gateway.references:
+            words = "is not kept any more; a gateway keeps all, for a client with references=True"
+            raise ImageUnknown(f"image {ref.digest[:12]} {words}")
+        return await self._gateway.blob(ref.digest)
+
+
+def without_bytes(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with references in place of the images in them, for records: an image is named, not held."""
+
+    def referred(url: str) -> str:
+        data = read_data_url(url)
+        media_type = None if data is None else media_type_of(data)
+        return url if data is None or media_type is None else ImageRef(digest_of(data), media_type).url
+
+    return with_urls(messages, referred)
