@@ -48,6 +48,14 @@ class ModelSettings(Settings):
     """[model]: a Hugging Face folder, or a tiny model made from the run's seed."""
 
     path: str = Field(default="", description="folder with config, weights and tokenizer; empty: make the tiny model")
+    tool_format: Literal["auto", "hermes", "mistral", "deepseek", "llama3", "none"] = Field(
+        default="auto",
+        description="how replies write tool calls; auto: as the chat template does; none: not looked for",
+    )
+    reasoning_format: Literal["auto", "think", "none"] = Field(
+        default="auto",
+        description="how replies mark thinking; think: <think> blocks; auto: as the template does; none: it is content",
+    )
     words: str = Field(
         default="tide_environments.babyai:words", description="module:function that lists the tiny vocabulary"
     )

@@ -227,6 +227,8 @@ class _Boot:
         joined = self._peers.expect("router")
         argv = [sys.executable, "-m", "tide_trainer.router", "--control", str(self._server.path)]
         argv += ["--model-dir", str(self._model)]
+        wanted = self._settings.model
+        argv += ["--tool-format", wanted.tool_format, "--reasoning-format", wanted.reasoning_format]
         child = await self._processes.spawn("router", argv, announce=True, ready_timeout_s=_READY_S)
         return RouterPort(await self._joined("router", joined, child), child.url)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tide_trainer import types
@@ -18,6 +20,7 @@ from tide_trainer.router.app import RouterApp
 from tide_trainer.router.calls import Calls
 from tide_trainer.router.control import Control
 from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.sessions import read_segment
 from tide_trainer.router.state import Limits
 
 SPECIALS = [
@@ -46,6 +49,20 @@ QWEN = (
     "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}{%- endif %}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+TOOLS = (
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}"
+    "{{- messages[0].content + '\\n\\n' }}{%- endif %}{{- '# Tools' }}{%- for tool in tools %}{{- '\\n' }}"
+    "{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- elif messages[0].role == 'system' %}"
+    "{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'tool' %}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}"
+    "{%- elif m.role != 'system' %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+    "{%- for call in m.tool_calls or [] %}{%- if m.content or not loop.first %}{{- '\\n' }}{%- endif %}"
+    '{{- \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}"
+    "{{- '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
 THINKING = (
     "{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}"
     "{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
@@ -73,6 +90,7 @@ WORD = (
 TEMPLATES = {
     "chatml": (CHATML, "<|im_end|>"),
     "qwen": (QWEN, "<|im_end|>"),
+    "tools": (TOOLS, "<|im_end|>"),
     "thinking": (THINKING, "<|im_end|>"),
     "llama": (LLAMA, "<|eot|>"),
     "mistral": (MISTRAL, "</s>"),
@@ -201,8 +219,10 @@ class Router:
         self.control.rank({"rank": rank, "url": rank})
         return self.engines[rank]
 
-    def open(self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16) -> None:
-        sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
+    def open(
+        self, session: str = "s", max_context_tokens: int = 2000, max_new_tokens: int = 16, kind: str = "train"
+    ) -> None:
+        sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens, "kind": kind}
         data = {"session": session, "api_key": "key-of-" + session, "sampling": sampling}
         self.control.open(data | {"max_context_tokens": max_context_tokens})
 
@@ -234,7 +254,7 @@ class Router:
         await asyncio.wait_for(self.app(scope, receive, send), 30)
         if not sent:
             return None, None
-        return sent[0]["status"], sent[1]["body"]
+        return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
     async def chat(self, messages: list[dict[str, Any]], session: str = "s", gone=None, headers=None, **options: Any):
         body = {"model": "policy", "messages": messages, **options}
@@ -251,3 +271,55 @@ def router(renderers: dict[str, Renderer]) -> Router:
 @pytest.fixture
 def user() -> Callable[[str], dict[str, str]]:
     return lambda text: {"role": "user", "content": text}
+
+
+class ServedRouter(Router):
+    """The same behind a real HTTP server on the loopback address."""
+
+    async def start(self) -> None:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        config = uvicorn.Config(self.app, http="httptools", ws="none", lifespan="off", log_config=None)
+        self.server = uvicorn.Server(config)
+        self.serving = asyncio.create_task(self.server._serve([listener]))
+
+    async def stop(self) -> None:
+        self.app.close()
+        self.server.should_exit = True
+        await asyncio.wait_for(self.serving, 10)
+
+    def base_url(self, session: str = "s") -> str:
+        return f"{self.url}/sessions/{session}/v1"
+
+    def says(self, *texts: str) -> ScriptedEngine:
+        """An engine that says these, one after the other, the last one again and again."""
+        left = [[*self.renderer.encode_after(text), *self.renderer.stop_token_ids] for text in texts]
+        engine = self.engines.get("r0") or self.engine(lambda _: [])
+        engine.say = lambda _: left.pop(0) if len(left) > 1 else left[0]
+        return engine
+
+    def grant_all(self) -> None:
+        """Grant what waits, and what asks from now on."""
+        self.auto_rank = "r0"
+        for call in list(self.calls._held):
+            self.grant(call)
+
+    async def until(self, name: str, count: int = 1) -> None:
+        async with asyncio.timeout(20):
+            while self.names().count(name) < count:  # noqa: ASYNC110 - the router sets no event for a test
+                await asyncio.sleep(0.005)
+
+    def captured(self, session: str = "s") -> tuple[list[types.Segment], dict[str, Any]]:
+        """What a session captured, and its account."""
+        account = self.control.close({"session": session})
+        return [read_segment(data) for data in account["segments"]], account
+
+
+@pytest.fixture
+async def served(renderers: dict[str, Renderer]):
+    """A router with a model that calls tools; it keeps held streams alive every 0.05 s."""
+    served = ServedRouter(renderers["tools"], Limits(hold_timeout_s=20.0, keep_alive_s=0.05))
+    await served.start()
+    yield served
+    await served.stop()

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tide_trainer import types
-from tide_trainer.router.sessions import Capture, Reply, read_reply, read_segment, segment_data
+from tide_trainer.router.replies import Expected, Reply, read_reply
+from tide_trainer.router.sessions import Capture, read_segment, segment_data
 
 
 def user(text):
@@ -31,10 +32,10 @@ class Play:
     def turn(self, messages, ids, version=0, reason="stop", stop=()) -> str:
         planned = self.capture.plan(messages)
         logprobs = tuple(-0.01 * (i + 1) - version for i in range(len(ids)))
-        reply = read_reply(self.renderer, types.Completion(tuple(ids), logprobs, 0, reason), stop)
+        reply = read_reply(self.renderer, planned.expected, types.Completion(tuple(ids), logprobs, 0, reason), stop)
         self.capture.commit(planned, reply, version)
         self.books.append((list(planned.prompt_ids), reply.token_ids, reply.logprobs, version))
-        return reply.content
+        return reply.text
 
 
 def check_books(play: Play) -> None:
@@ -221,7 +222,7 @@ def test_a_stop_string_cuts_the_sample_where_it_is_complete(renderers):
 def test_an_engine_whose_lists_differ_is_not_captured(renderers):
     for ids, logprobs in (((1, 2), (0.0,)), ((), ())):
         with pytest.raises(ValueError, match="log-probs"):
-            read_reply(renderers["word"], types.Completion(ids, logprobs, 0, "stop"), ())
+            read_reply(renderers["word"], Expected(), types.Completion(ids, logprobs, 0, "stop"), ())
 
 
 def test_segments_cross_the_channel(renderers):

@@ -290,7 +290,7 @@ async def test_context_overflow_and_the_cut_of_the_default(router, user):
 async def test_options_of_the_call_reach_the_engine(router, user):
     engine = router.engine(go(router))
     router.open()
-    await router.chat([user("you")], temperature=0, max_completion_tokens=3, stop=["<|im_start|>", "left"])
+    await router.chat([user("you")], temperature=1, max_completion_tokens=3, stop=["<|im_start|>", "left"])
     sampling = engine.samplings[0]
-    assert (sampling.temperature, sampling.max_new_tokens) == (0.0, 3)
+    assert (sampling.temperature, sampling.max_new_tokens) == (1.0, 3)
     assert set(sampling.stop_token_ids) >= {*router.renderer.stop_token_ids, *router.renderer.encode("<|im_start|>")}

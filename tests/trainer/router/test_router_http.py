@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tide_trainer.router.openai_wire import ApiError, read_request
+from tide_trainer.router.openai_requests import read_chat
+from tide_trainer.router.openai_wire import ApiError
 from tide_trainer.router.state import Limits
 
 CHAT = "/sessions/s/v1/chat/completions"
@@ -70,6 +71,8 @@ async def test_health_and_models(live):
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 0}, "temperature"),
+        ({"temperature": 0.7}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": True}, "max_tokens"),
         ({"stop": ["a"] * 5}, "stop"),
@@ -105,7 +108,7 @@ async def test_a_template_that_refuses_is_a_400(live, renderers):
 
 
 def test_neutral_and_unknown_fields_are_tolerated():
-    request = read_request(
+    request = read_chat(
         {
             "messages": [{"role": "user", "content": "x", "name": None, "refusal": None, "weight": 1, "strange": []}],
             "n": 1,
@@ -119,10 +122,10 @@ def test_neutral_and_unknown_fields_are_tolerated():
         }
     )
     assert request.messages == [{"role": "user", "content": "x", "weight": 1, "strange": []}]
-    assert request.ignored == ("seed",)
+    assert request.ignored == ("seed", "store", "user")
     assert request.tools is None
     with pytest.raises(ApiError, match="leave it out or use 1"):
-        read_request({"messages": HI, "n": 3})
+        read_chat({"messages": HI, "n": 3})
 
 
 async def test_logprobs_are_those_of_the_sampled_ids(live):

@@ -62,6 +62,7 @@ class ShellTask:
         return {
             "temperature": rollout.temperature if self.temperature is None else self.temperature,
             "max_new_tokens": rollout.max_new_tokens,
+            "kind": self.kind,
         }
 
     def spec(self, run: str, deadline_s: float) -> dict[str, Any]:

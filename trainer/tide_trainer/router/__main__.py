@@ -21,6 +21,7 @@ from tide_trainer.router.app import RouterApp
 from tide_trainer.router.calls import Calls
 from tide_trainer.router.control import Control
 from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.reply_format import REASONING_FORMATS, TOOL_FORMATS
 from tide_trainer.router.state import Limits
 
 _EXPIRE_EVERY_S = 60.0
@@ -46,8 +47,14 @@ class _Server(uvicorn.Server):
 
 async def serve(arguments: argparse.Namespace) -> None:
     """Serve until SIGTERM or until the main process is gone."""
-    renderer = Renderer(arguments.model_dir)
-    limits = Limits(hold_timeout_s=arguments.hold_timeout_s, engine_timeout_s=arguments.engine_timeout_s)
+    renderer = Renderer(
+        arguments.model_dir, tool_format=arguments.tool_format, reasoning_format=arguments.reasoning_format
+    )
+    limits = Limits(
+        hold_timeout_s=arguments.hold_timeout_s,
+        engine_timeout_s=arguments.engine_timeout_s,
+        keep_alive_s=arguments.keep_alive_s,
+    )
     lag = LoopLag()
     channel: Channel | None = None
 
@@ -105,11 +112,14 @@ def main() -> None:
     parser.add_argument("--control", required=True, metavar="SOCKET", help="channel of the main process")
     parser.add_argument("--announce", required=True, metavar="FILE", help="write {url, pid} here once serving")
     parser.add_argument("--model-dir", required=True, help="folder with the tokenizer and its chat template")
+    parser.add_argument("--tool-format", default="auto", choices=TOOL_FORMATS, help="how tool calls are written")
+    parser.add_argument("--reasoning-format", default="auto", choices=REASONING_FORMATS, help="how thinking is marked")
     parser.add_argument("--model-name", default="policy", help="the model's name in answers")
     parser.add_argument("--host", default="127.0.0.1", choices=["127.0.0.1"], help="loopback only")
     parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")
     parser.add_argument("--hold-timeout-s", type=float, default=3600.0, help="longest wait of a call for its grant")
     parser.add_argument("--engine-timeout-s", type=float, default=300.0, help="longest generation")
+    parser.add_argument("--keep-alive-s", type=float, default=10.0, help="a held stream gets a comment so often")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     uvloop.run(serve(parser.parse_args()))
 

@@ -1,44 +1,36 @@
 """The router's HTTP side: a plain ASGI application, no framework on the way of a turn.
 
 POST /sessions/{session}/v1/chat/completions    GET /sessions/{session}/v1/models
+POST /sessions/{session}/v1/completions         GET /sessions/{session}/v1/models/{id}
 POST /footprints                                GET /health
+
+docs/router.md says what is refused, and why.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import hmac
-import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from tide_sdk import asgi, codec
 from tide_sdk.errors import TideError
 from tide_sdk.footprints import Footprint
 from tide_trainer.router.calls import Calls, Notify
 from tide_trainer.router.control import Control
-from tide_trainer.router.openai_wire import (
-    Answer,
-    ApiError,
-    now_s,
-    read_request,
-    write_answer,
-    write_models,
-    write_stream,
-)
+from tide_trainer.router.model_calls import ENDPOINTS, RETRY_HEADER, ModelCalls
+from tide_trainer.router.openai_answers import write_model, write_models
+from tide_trainer.router.openai_wire import ApiError, now_s
+from tide_trainer.router.outlet import Outlet
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.state import Flight, Limits, Session
+from tide_trainer.router.state import Limits, Session
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "/sessions/"
-_CHAT = "/v1/chat/completions"
-_MODELS = "/v1/models"
-_JSON = (b"content-type", b"application/json")
-_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-_RETRY_HEADER = b"x-stainless-retry-count"
+_VERSION = "/v1/"
+_MODEL = "models/"
 MAX_REPORTS = 4096
 MAX_REPORTED_TASKS = 65_536
 
@@ -56,7 +48,7 @@ class RouterApp:
         self._limits = limits
         self._model = model
         self._created = now_s()
-        self._fresh = itertools.count()
+        self._model_calls = ModelCalls(calls, renderer, limits)
         self._reported: OrderedDict[str, int] = OrderedDict()
         self.closing = False
 
@@ -64,98 +56,61 @@ class RouterApp:
         """ASGI's entry."""
         if scope["type"] != "http":
             return
+        outlet = Outlet(send)
         try:
-            if self.closing:
-                raise ApiError(503, "shutting_down", "the router is shutting down", kind="server_error")
-            await self._route(scope, receive, send)
-        except ApiError as error:
-            await asgi.send_json(send, error.status, error.body(), (_JSON,))
-        except TideError as error:
-            plain = ApiError(error.status, error.code, error.detail, param=error.extra.get("field"))
-            await asgi.send_json(send, plain.status, plain.body(), (_JSON,))
+            try:
+                if self.closing:
+                    raise ApiError(503, "shutting_down", "the router is shutting down", kind="server_error")
+                await self._route(scope, receive, outlet)
+            except ApiError as error:
+                await outlet.error(error)
+            except TideError as error:
+                await outlet.error(ApiError(error.status, error.code, error.detail, param=error.extra.get("field")))
+            except asgi.ClientGone:
+                raise
+            except Exception:  # noqa: BLE001 - the boundary of HTTP: logged, and answered
+                _LOG.exception("%s %s failed", scope["method"], scope["path"])
+                words = "unexpected failure in the router; see its log"
+                await outlet.error(ApiError(500, "internal", words, kind="server_error"))
         except asgi.ClientGone:
             return
-        except Exception:  # noqa: BLE001 - the boundary of HTTP: logged, and answered
-            _LOG.exception("%s %s failed", scope["method"], scope["path"])
-            failed = ApiError(500, "internal", "unexpected failure in the router; see its log", kind="server_error")
-            await asgi.send_json(send, failed.status, failed.body(), (_JSON,))
 
     def close(self) -> None:
         """Refuse what comes and cancel what is in flight."""
-        self.closing = True
+        self.closing = self._calls.closing = True
         for session in self._control.sessions.values():
             for flight in session.flights.values():
                 flight.task.cancel()
 
-    async def _route(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+    async def _route(self, scope: asgi.Scope, receive: asgi.Receive, outlet: Outlet) -> None:
         path, method = cast("str", scope["path"]), scope["method"]
-        if path.startswith(_PREFIX) and path.endswith(_CHAT):
+        name, found, endpoint = path.removeprefix(_PREFIX).rpartition(_VERSION)
+        if path.startswith(_PREFIX) and found and endpoint in ENDPOINTS:
             _only(method, "POST")
             headers = _wanted_headers(scope)
-            session = self._session(path[len(_PREFIX) : -len(_CHAT)], headers)
-            await self._chat(session, headers, scope, receive, send)
-        elif path.startswith(_PREFIX) and path.endswith(_MODELS):
+            session = self._session(name, headers)
+            body = await asgi.read_body(scope, receive, self._limits.max_body_bytes)
+            await self._model_calls.serve(session, endpoint, body, headers, receive, outlet)
+        elif path.startswith(_PREFIX) and found and (endpoint + "/").startswith(_MODEL):
             _only(method, "GET")
-            session = self._session(path[len(_PREFIX) : -len(_MODELS)], _wanted_headers(scope))
-            body = write_models(self._model, self._created, session.max_context_tokens)
-            await asgi.send_json(send, 200, body, (_JSON,))
+            await outlet.whole(self._models(self._session(name, _wanted_headers(scope)), endpoint))
         elif path == "/footprints":
             _only(method, "POST")
-            await self._footprints(scope, receive, send)
+            await self._footprints(scope, receive, outlet)
         elif path == "/health":
             _only(method, "GET")
             body = {"status": "ok", "sessions": len(self._control.sessions), "held": self._calls.num_held}
-            await asgi.send_json(send, 200, codec.dumps(body | {"running": self._calls.num_running}), (_JSON,))
+            await outlet.whole(codec.dumps(body | {"running": self._calls.num_running}))
         else:
             raise ApiError(404, "not_found", f"no endpoint {path}")
 
-    async def _chat(
-        self,
-        session: Session,
-        headers: Mapping[bytes, bytes],
-        scope: asgi.Scope,
-        receive: asgi.Receive,
-        send: asgi.Send,
-    ) -> None:
-        body = await asgi.read_body(scope, receive, self._limits.max_body_bytes)
-        request = read_request(asgi.parse_json(body))
-        key = hashlib.blake2b(body, digest_size=16).digest()
-        # The official client counts its retries. A client that does not is taken to repeat a call, never to want a
-        # second sample of the same messages: a doubled capture is worse than an answer given twice.
-        retries = headers.get(_RETRY_HEADER)
-        answer = None
-        if retries != b"0":
-            if session.last is not None and session.last[0] == key:
-                answer = session.last[1]
-        else:
-            key += b"%d" % next(self._fresh)
-        if answer is None:
-            flight = session.flights.get(key) or self._start(session, key, request)
-            answer = await self._answered(flight, receive)
-        token_text = self._renderer.token_text if request.logprobs else None
-        if request.stream:
-            body = write_stream(answer, token_text, include_usage=request.include_usage)
-        else:
-            body = write_answer(answer, token_text)
-        head: list[tuple[bytes, bytes]] = [_EVENTS if request.stream else _JSON]
-        if request.ignored:
-            head.append((b"tide-ignored", ", ".join(request.ignored).encode()))
-        await asgi.send_json(send, 200, body, head)
-
-    def _start(self, session: Session, key: bytes, request: Any) -> Flight:
-        if len(session.flights) >= self._limits.max_waiting_calls:
-            message = f"{self._limits.max_waiting_calls} calls of this session are in flight; wait for one"
-            raise ApiError(429, "rate_limit_exceeded", message, kind="rate_limit_error")
-        flight = Flight(asyncio.create_task(self._calls.run(session, request)))
-        session.flights[key] = flight
-
-        def landed(task: asyncio.Task[Answer]) -> None:
-            session.flights.pop(key, None)
-            if not task.cancelled() and task.exception() is None:
-                session.last = (key[:16], task.result())
-
-        flight.task.add_done_callback(landed)
-        return flight
+    def _models(self, session: Session, endpoint: str) -> bytes:
+        wanted = endpoint.removeprefix(_MODEL.rstrip("/")).removeprefix("/")
+        if not wanted:
+            return write_models(self._model, self._created, session.max_context_tokens)
+        if wanted != self._model:
+            raise ApiError(404, "model_not_found", f"no model {wanted!r}; this is {self._model!r}", param="model")
+        return write_model(self._model, self._created, session.max_context_tokens)
 
     def _session(self, name: str, headers: Mapping[bytes, bytes]) -> Session:
         session = self._control.sessions.get(name)
@@ -168,26 +123,7 @@ class RouterApp:
             raise ApiError(401, "invalid_api_key", "send the session's api_key as a bearer token")
         return session
 
-    async def _answered(self, flight: Flight, receive: asgi.Receive) -> Answer:
-        """The flight's answer; a client that goes away leaves it, and the last one to leave cancels it."""
-        flight.num_waiting += 1
-        gone = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait((flight.task, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            flight.num_waiting -= 1
-            gone.cancel()
-            if not flight.task.done() and flight.num_waiting == 0:
-                flight.task.cancel()
-        if not flight.task.done():
-            raise asgi.ClientGone
-        if flight.task.cancelled() and self.closing:
-            raise ApiError(503, "shutting_down", "the router is shutting down", kind="server_error")
-        if flight.task.cancelled():
-            raise ApiError(410, "session_ended", "the session ended while this call waited")
-        return flight.task.result()
-
-    async def _footprints(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+    async def _footprints(self, scope: asgi.Scope, receive: asgi.Receive, outlet: Outlet) -> None:
         given = _wanted_headers(scope).get(b"authorization", b"")
         token = self._control.reporter_token
         if not token or not hmac.compare_digest(given, b"Bearer " + token):
@@ -206,17 +142,12 @@ class RouterApp:
                 self._reported.popitem(last=False)
             self._notify("footprint", report.model_dump())
             accepted += 1
-        await asgi.send_json(send, 200, codec.dumps({"accepted": accepted}), (_JSON,))
-
-
-async def _disconnected(receive: asgi.Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
+        await outlet.whole(codec.dumps({"accepted": accepted}))
 
 
 def _wanted_headers(scope: asgi.Scope) -> dict[bytes, bytes]:
     pairs = cast("Iterable[tuple[bytes, bytes]]", scope["headers"])
-    return {name: value for name, value in pairs if name in (b"authorization", _RETRY_HEADER)}
+    return {name: value for name, value in pairs if name in (b"authorization", RETRY_HEADER)}
 
 
 def _only(method: str, wanted: str) -> None:

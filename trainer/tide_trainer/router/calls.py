@@ -21,9 +21,11 @@ from typing import Any, Protocol
 from tide_trainer import types
 from tide_trainer.channel import PeerError
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
-from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, now_s
-from tide_trainer.router.renderer import Renderer, RenderError
-from tide_trainer.router.sessions import PlannedTurn, Reply, read_reply
+from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, CompletionRequest, now_s
+from tide_trainer.router.planning import plan_call
+from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.replies import Reply, read_reply
+from tide_trainer.router.sessions import PlannedTurn
 from tide_trainer.router.state import Grant, Limits, Session
 
 _LOG = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Calls:
         self._held: dict[str, asyncio.Future[Grant]] = {}
         self.ranks: dict[str, Engine] = {}
         self.num_running = 0
+        self.closing = False
 
     @property
     def num_held(self) -> int:
@@ -86,7 +89,7 @@ class Calls:
         kind = "invalid_request_error" if status < 500 else "server_error"
         self._take(call).set_exception(ApiError(status, code, message, kind=kind))
 
-    async def run(self, session: Session, request: ChatRequest) -> Answer:
+    async def run(self, session: Session, request: ChatRequest | CompletionRequest) -> Answer:
         """One call from its arrival to its answer, in the session's order.
 
         Raises:
@@ -94,7 +97,7 @@ class Calls:
         """
         async with session.lock:
             session.used_s = time.monotonic()
-            turn, sampling = self._plan(session, request)
+            turn, sampling = plan_call(session, request, self._renderer, self._limits)
             for attempt in range(MAX_ATTEMPTS):
                 number = str(next(self._ids))
                 reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
@@ -108,34 +111,6 @@ class Calls:
         """Close the engines' clients."""
         await asyncio.gather(*(engine.aclose() for engine in self.ranks.values()))
         self.ranks.clear()
-
-    def _plan(self, session: Session, request: ChatRequest) -> tuple[PlannedTurn, types.Sampling]:
-        try:
-            turn = session.capture.plan(request.messages, request.tools)
-        except RenderError as error:
-            raise ApiError(400, "template_refused", str(error), param="messages") from error
-        prompt_tokens = len(turn.prompt_ids)
-        room = session.max_context_tokens - prompt_tokens
-        # A limit that the agent set itself is kept or refused; the session's own is cut to what is left.
-        max_new = request.max_new_tokens or min(session.sampling.max_new_tokens, room)
-        if max_new > room or room < 1:
-            raise ApiError(
-                400,
-                "context_length_exceeded",
-                f"the context holds {session.max_context_tokens} tokens: {prompt_tokens} in the messages and "
-                f"{max(max_new, 1)} to be sampled are too many; shorten the messages",
-                param="messages",
-            )
-        if prompt_tokens == 0:
-            raise ApiError(400, "invalid_value", "the messages render to no token at all", param="messages")
-        if session.capture.num_tokens + prompt_tokens > self._limits.max_session_tokens:
-            raise ApiError(400, "session_too_long", "the session has captured as many tokens as it may")
-        temperature = session.sampling.temperature if request.temperature is None else request.temperature
-        stop_ids = session.sampling.stop_token_ids or self._renderer.stop_token_ids
-        if request.stop:
-            single = (self._renderer.single_token(word) for word in request.stop)
-            stop_ids = tuple({*stop_ids, *(token_id for token_id in single if token_id is not None)})
-        return turn, types.Sampling(temperature, max_new, stop_ids)
 
     async def _attempt(
         self,
@@ -166,7 +141,7 @@ class Calls:
             if completion.finish_reason == "abort":
                 raise EngineFailed("the engine aborted the call")
             try:
-                reply = read_reply(self._renderer, completion, stop)
+                reply = read_reply(self._renderer, turn.expected, completion, stop)
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
             return reply, completion, grant, time.perf_counter() - started_s
@@ -255,12 +230,15 @@ class Calls:
             model=self._model,
             created=now_s(),
             message=reply.message,
+            text=reply.text,
             finish_reason=reply.finish_reason,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             cached_tokens=completion.cached_tokens,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
+            prompt_ids=turn.prompt_ids,
+            version=version,
         )
 
     def _failed(self, about: dict[str, Any], grant: Grant | None, code: str, message: str, *, retrying: bool) -> None:

@@ -2,7 +2,7 @@
 
 | request | payload -> reply |
 | --- | --- |
-| open | {session, api_key, sampling: {temperature, max_new_tokens}, max_context_tokens} -> {} |
+| open | {session, api_key, sampling: {temperature, max_new_tokens, kind?}, max_context_tokens} -> {} |
 | close | {session} -> {segments, num_calls, num_breaks, prompt_tokens, cached_tokens, completion_tokens} |
 | rank | {rank, url, token?} -> {} (a rank again with another URL replaces it) |
 | drop_rank | {rank} -> {} (its calls in flight fail and are asked again) |
@@ -11,6 +11,7 @@
 | reporters | {token} -> {} (the bearer token of `POST /footprints`; without one it answers 401) |
 | stats | {} -> {sessions, held, running, lag_max_s, cpu_s} |
 
+`kind` is train (also without it) or eval.
 `open` is idempotent while the key is the same; `close` of an unknown session is the error `unknown_session`.
 """
 
@@ -99,6 +100,7 @@ class Control:
             ),
             max_context_tokens=int(data["max_context_tokens"]),
             capture=Capture(self._renderer),
+            training=sampling.get("kind", "train") == "train",
             used_s=time.monotonic(),
         )
 

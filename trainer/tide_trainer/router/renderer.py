@@ -20,10 +20,16 @@ import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from tide_trainer.errors import ConfigurationError
+from tide_trainer.router.reply_format import THINK_CLOSE, THINK_OPEN, detect_format, shown_messages
+from tide_trainer.router.tool_calls import FORMATS
 
 
 class RenderError(ValueError):
     """The chat template refused the messages; the words are the template's own."""
+
+
+# What a template may do with messages that it was not made for.
+_REFUSALS = (jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -41,15 +47,19 @@ class Renderer:
 
     Args:
         model_dir: holds tokenizer.json, tokenizer_config.json and the chat template (in it or in chat_template.jinja).
+        tool_format: how tool calls are written, one of `reply_format.TOOL_FORMATS`.
+        reasoning_format: how thinking is marked, one of `reply_format.REASONING_FORMATS`.
 
     Attributes:
         stop_token_ids: ids that end a reply, from generation_config.json, config.json and the tokenizer.
+        format: what the model's replies may hold.
+        knows_developer: the template has the role developer; others drop or refuse such messages.
 
     Raises:
-        ConfigurationError: a file is missing or cannot be read.
+        ConfigurationError: a file is missing or cannot be read, or a format is unknown.
     """
 
-    def __init__(self, model_dir: str | Path) -> None:
+    def __init__(self, model_dir: str | Path, *, tool_format: str = "auto", reasoning_format: str = "auto") -> None:
         folder = Path(model_dir)
         config = _read_json(folder / "tokenizer_config.json", required=True)
         try:
@@ -59,11 +69,19 @@ class Renderer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special = _special_tokens(folder, config)
-        self._template = _compile(_template_text(folder, config))
+        template = _template_text(folder, config)
+        self._template = _compile(template)
+        self.knows_developer = "developer" in template
         self.stop_token_ids = self._stop_ids(folder)
         eos = self._special.get("eos_token")
         self._anchor = eos if isinstance(eos, str) and self._is_one_token(eos) else ""
         self._anchor_id = self.encode(self._anchor)[0] if self._anchor else -1
+        stop_texts = [self.token_text(token_id) for token_id in self.stop_token_ids]
+        self.format = detect_format(self._probe, template, stop_texts, tool_format, reasoning_format)
+        thinking = (THINK_OPEN, THINK_CLOSE) if self.format.reasoning == "think" else ()
+        calls = FORMATS[self.format.tools].markers if self.format.tools != "none" else ()
+        self._thinking_ids = self._hidden(thinking)
+        self._marker_ids = self._thinking_ids | self._hidden(calls)
 
     def render(
         self,
@@ -72,16 +90,23 @@ class Renderer:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation as text. Raises RenderError if the template refuses it."""
+        """The conversation as text; messages are as OpenAI has them. Raises RenderError if the template refuses it."""
+        if any("tool_calls" in message for message in messages):
+            messages = shown_messages(messages, self.format)
+        return self._render(messages, tools, add_generation_prompt)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, prompt: bool
+    ) -> str:
         try:
             return self._template.render(
                 messages=messages,
                 tools=tools,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=prompt,
                 **self._special,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+        except _REFUSALS as error:
             raise RenderError(f"the chat template refuses these messages: {error}") from error
 
     def encode(self, text: str) -> list[int]:
@@ -99,9 +124,22 @@ class Renderer:
         ids = self._tokenizer.encode(self._anchor + text, add_special_tokens=False).ids
         return ids[1:] if ids and ids[0] == self._anchor_id else self.encode(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of sampled ids without special tokens; bytes that are no UTF-8 become U+FFFD."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], keep: frozenset[int] = frozenset()) -> str:
+        """The text of sampled ids without special tokens but those to keep; bytes that are no UTF-8 become U+FFFD."""
+        if keep.isdisjoint(ids):
+            return self._tokenizer.decode(ids, skip_special_tokens=True)
+        pieces: list[str] = []
+        start = 0
+        for place, token_id in enumerate(ids):
+            if token_id in keep:
+                pieces += (self._tokenizer.decode(ids[start:place]), self.token_text(token_id))
+                start = place + 1
+        pieces.append(self._tokenizer.decode(ids[start:]))
+        return "".join(pieces)
+
+    def marker_ids(self, *, tools: bool) -> frozenset[int]:
+        """Special tokens that mark thinking, and tool calls where there may be any."""
+        return self._marker_ids if tools else self._thinking_ids
 
     def decode_after(self, ids: Sequence[int]) -> str:
         """The text of ids in their place behind others, special tokens included.
@@ -117,10 +155,27 @@ class Renderer:
         """The text of one id, special or not; empty for an id that the tokenizer does not know."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
+    def knows(self, token_id: int) -> bool:
+        """True if the tokenizer has a token of that id."""
+        return self._tokenizer.id_to_token(token_id) is not None
+
     def single_token(self, text: str) -> int | None:
         """The id if the text is one token of its own, else None."""
         ids = self.encode_after(text)
         return ids[0] if len(ids) == 1 else None
+
+    def _probe(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool
+    ) -> str | None:
+        try:
+            return self._render(messages, tools, prompt)
+        except RenderError:
+            return None
+
+    def _hidden(self, texts: Sequence[str]) -> frozenset[int]:
+        """The ids of those texts that are special tokens, which `decode` leaves out."""
+        found = (self._tokenizer.token_to_id(text) for text in texts)
+        return frozenset(i for i in found if i is not None and not self._tokenizer.decode([i]))
 
     def _is_one_token(self, text: str) -> bool:
         return len(self.encode(text)) == 1

@@ -1,10 +1,16 @@
 """Token-exact capture: what the engine saw and sampled in each session, in training segments.
 
+    messages -> answered ones restored -> rendered -> does the text go on from a segment? -> ids + ids of what is added
+                                                                     no -> break: a new segment, freshly encoded
+
 The next prompt is the ids so far plus the ids of what the template adds; sampled ids are never rendered again. Whether
-that is allowed is seen from the text: the newly rendered conversation must begin with the text of a segment so far
-(prompt, then the reply as it was answered or as its ids read in place, then the stop token). If it does not, because
-the template drops or trims history or because the agent edited it, a new segment starts with the freshly rendered
-prompt: an explicit break.
+that is allowed is seen from the text: the newly rendered conversation must begin with the prompt of a segment's last
+turn, then that turn's reply (as it was answered, as its ids read in place, or with calls whose JSON alone is written
+otherwise), then its stop token. What follows is added. If the template drops or trims history, or the agent edited it,
+a new segment starts with the freshly rendered prompt: an explicit break.
+
+Before rendering, a message that the agent was answered takes the form in which the template is to see it: agents lose
+thinking, for which OpenAI's API has no field, and write the JSON of calls anew.
 
 Several segments stay open, so that an agent that alternates between two conversations extends both.
 """
@@ -16,10 +22,58 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer import types
-from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.renderer import Renderer, RenderError
+from tide_trainer.router.replies import Expected, Reply, is_answer, opened_thinking, same_but_for_json
 
 MAX_OPEN = 8
 """Segments of a session that may still be extended."""
+Answers = Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Place in the conversation -> a message as the agent was answered, and as the template is to see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastTurn:
+    """The text of a segment's last turn.
+
+    Attributes:
+        prompt: the rendered conversation.
+        reply: the reply as it was answered, without the stop token.
+        stop: the stop token's text, empty if none was sampled.
+        in_place: the reply and the stop token as their ids read in place.
+        has_calls: the reply holds tool calls.
+    """
+
+    prompt: str
+    reply: str
+    stop: str
+    in_place: str
+    has_calls: bool
+
+    def end_in(self, text: str) -> int:
+        """How much of a rendered conversation begins with this turn as it stands, 0 if it does not."""
+        if not text.startswith(self.prompt):
+            return 0
+        ends = [len(self.prompt) + len(t) for t in (self.reply + self.stop, self.in_place) if self._next(text, t)]
+        return max(ends, default=0)
+
+    def rewritten_end_in(self, text: str, renderer: Renderer) -> int:
+        """The same where the template wrote the JSON of the reply's calls in its own way.
+
+        The reply ends at the stop token's text; if the reply itself holds that text, at the one after those.
+        """
+        if not self.has_calls or not self.stop or not text.startswith(self.prompt):
+            return 0
+        end = start = len(self.prompt)
+        for _ in range(self.reply.count(self.stop) + 1):
+            end = text.find(self.stop, end) + len(self.stop)
+            if end < len(self.stop):
+                return 0
+        written = text[start : end - len(self.stop)]
+        opened = bool(opened_thinking(self.prompt))
+        return end if same_but_for_json(written, self.reply, renderer.format, opened=opened) else 0
+
+    def _next(self, text: str, words: str) -> bool:
+        return text.startswith(words, len(self.prompt))
 
 
 @dataclass(eq=False, slots=True)
@@ -27,12 +81,14 @@ class OpenSegment:
     """A segment that grows.
 
     Attributes:
-        texts: the text that `ids` stand for: as the reply was answered, and where it differs as the ids read in place.
+        last: the text of the last turn, None if the segment is no longer open.
+        answers: the answered messages of its conversation whose form differs for agent and template.
         ids: prompt and sampled ids in order.
         turns: (start of the sampled ids, their log-probs, model version) of each turn.
     """
 
-    texts: tuple[str, ...] = ()
+    last: LastTurn | None = None
+    answers: Answers = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     turns: list[tuple[int, tuple[float, ...], int]] = field(default_factory=list)
 
@@ -56,30 +112,19 @@ class PlannedTurn:
         segment: the segment that it extends, None for a break.
         text: the rendered conversation.
         prompt_ids: [T] exactly what the engine gets.
+        expected: what is to be read in the reply.
+        place: the reply's place in the conversation.
+        answers: the answered messages that were found in it.
+        raw: no template adds the end token or a stop string again; only the ids as they read in place are continued.
     """
 
     segment: OpenSegment | None
     text: str
     prompt_ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What was sampled in a turn, cut at a stop string where one was given.
-
-    Attributes:
-        token_ids: [N] sampled ids that count, the stop id included.
-        logprobs: [N] log-probs of them.
-        content: their text, without special tokens and without the stop string.
-        finish_reason: stop or length.
-        message: the assistant message that the agent gets for them.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    content: str
-    finish_reason: str
-    message: Mapping[str, Any] = field(default_factory=dict)
+    expected: Expected
+    place: int
+    answers: Answers
+    raw: bool = False
 
 
 class Capture:
@@ -88,23 +133,58 @@ class Capture:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._segments: list[OpenSegment] = []
+        self._num_turns = 0
         self.num_tokens = 0
         self.num_breaks = 0
 
     def plan(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        read_calls: bool = True,
     ) -> PlannedTurn:
-        """The prompt of the next turn. Raises RenderError if the template refuses the messages."""
+        """The prompt of the next turn.
+
+        Args:
+            messages: the conversation, as OpenAI has it.
+            tools: tool schemas for the template.
+            read_calls: look for tool calls in the reply, if there are tools.
+
+        Raises:
+            RenderError: the template refuses the messages.
+        """
+        messages, answers = self._restored(messages)
         text = self._renderer.render(messages, tools)
+        segment, length = self._continued(text)
+        if segment is None:
+            prompt_ids = self._renderer.encode(text)
+        else:
+            prompt_ids = segment.ids + self._renderer.encode_after(text[length:])
+        opened = opened_thinking(text) if self._renderer.format.reasoning != "none" else ""
+        expected = Expected(self._num_turns, bool(tools) and read_calls, opened)
+        return PlannedTurn(segment, text, prompt_ids, expected, len(messages), answers)
+
+    def plan_text(self, text: str) -> PlannedTurn:
+        """The prompt of the next turn as raw text, which no template touches."""
+        segment, length = self._continued(text)
+        if segment is None:
+            return self._raw(None, text, self._renderer.encode(text))
+        return self._raw(segment, text, segment.ids + self._renderer.encode_after(text[length:]))
+
+    def plan_ids(self, ids: Sequence[int]) -> PlannedTurn:
+        """The prompt of the next turn as token ids. Raises RenderError for an id that the tokenizer does not know."""
         best, length = None, 0
         for segment in self._segments[-MAX_OPEN:]:
-            for known in segment.texts:
-                if length < len(known) < len(text) and text.startswith(known):
-                    best, length = segment, len(known)
-        if best is None:
-            return PlannedTurn(None, text, self._renderer.encode(text))
-        added = self._renderer.encode_after(text[length:])
-        return PlannedTurn(best, text, best.ids + added)
+            if length < len(segment.ids) < len(ids) and segment.ids == ids[: len(segment.ids)]:
+                best, length = segment, len(segment.ids)
+        for place, token_id in enumerate(ids[length:], length):
+            if not self._renderer.knows(token_id):
+                raise RenderError(f"prompt[{place}]: the tokenizer has no token {token_id}")
+        return self._raw(best, self._renderer.decode_after(ids), list(ids))
+
+    def _raw(self, segment: OpenSegment | None, text: str, prompt_ids: list[int]) -> PlannedTurn:
+        return PlannedTurn(segment, text, prompt_ids, Expected(self._num_turns), 0, {}, raw=True)
 
     def commit(self, turn: PlannedTurn, reply: Reply, version: int) -> None:
         """Capture an answered turn; a segment that was extended by another call in between is left, as a break."""
@@ -117,43 +197,55 @@ class Capture:
             self._segments.remove(segment)
         # The latest is last: the oldest is the one that can no longer be extended.
         self._segments.append(segment)
-        last = reply.token_ids[-1] if reply.token_ids else None
-        stop_text = (
-            self._renderer.token_text(last) if last in self._renderer.stop_token_ids and last is not None else ""
-        )
-        answered, in_place = reply.content + stop_text, self._renderer.decode_after(reply.token_ids)
-        segment.texts = tuple(turn.text + text for text in dict.fromkeys((answered, in_place)))
+        if len(self._segments) > MAX_OPEN:
+            closed = self._segments[-MAX_OPEN - 1]
+            closed.last, closed.answers = None, {}
+        last = reply.token_ids[-1] if reply.token_ids else -1
+        stop = self._renderer.token_text(last) if last in self._renderer.stop_token_ids else ""
+        in_place = self._renderer.decode_after(reply.token_ids)
+        if turn.raw:
+            segment.last = LastTurn(turn.text, in_place, "", in_place, has_calls=False)
+        else:
+            segment.last = LastTurn(turn.text, reply.text, stop, in_place, reply.has_calls)
+        segment.answers = turn.answers
+        if reply.shown is not None and not turn.raw:
+            segment.answers = {**turn.answers, turn.place: (reply.message, reply.shown)}
         segment.ids.extend(turn.prompt_ids[before:])
         segment.turns.append((len(segment.ids), reply.logprobs, version))
         segment.ids.extend(reply.token_ids)
+        self._num_turns += 1
         self.num_tokens += len(turn.prompt_ids) - before + len(reply.token_ids)
+
+    def _restored(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], Answers]:
+        """The conversation with answered messages as the template is to see them, and which these are."""
+        best: Answers = {}
+        for segment in reversed(self._segments[-MAX_OPEN:]):
+            found = {
+                place: (answered, shown)
+                for place, (answered, shown) in segment.answers.items()
+                if place < len(messages) and is_answer(messages[place], answered)
+            }
+            best = found if len(found) > len(best) else best
+        if best:
+            messages = [best[place][1] if place in best else message for place, message in enumerate(messages)]
+        return messages, best
+
+    def _continued(self, text: str) -> tuple[OpenSegment | None, int]:
+        """The segment from which a rendered conversation goes on, the longest one, and how much of the text it is."""
+        open_ = [(segment, segment.last) for segment in self._segments[-MAX_OPEN:] if segment.last is not None]
+        best, length = None, 0
+        for segment, last in open_:
+            if length < (end := last.end_in(text)) < len(text):
+                best, length = segment, end
+        if best is None:
+            for segment, last in open_:
+                if length < (end := last.rewritten_end_in(text, self._renderer)) < len(text):
+                    best, length = segment, end
+        return best, length
 
     def segments(self) -> list[types.Segment]:
         """All segments, in the order in which they were last extended."""
         return [segment.freeze() for segment in self._segments]
-
-
-def read_reply(renderer: Renderer, completion: types.Completion, stop: Sequence[str]) -> Reply:
-    """The reply of a completion, cut after the token at which the first of `stop` is complete.
-
-    Raises:
-        ValueError: the engine's ids and log-probs do not match.
-    """
-    ids, logprobs = completion.token_ids, completion.logprobs
-    if len(ids) != len(logprobs) or not ids:
-        raise ValueError(f"the engine sampled {len(ids)} ids with {len(logprobs)} log-probs")
-    content = renderer.decode(ids)
-    reason = "length" if completion.finish_reason == "length" else "stop"
-    if stop and any(word in content for word in stop):
-        low, high = 1, len(ids)  # the shortest beginning that holds a stop string
-        while low < high:
-            middle = (low + high) // 2
-            text = renderer.decode(ids[:middle])
-            low, high = (low, middle) if any(word in text for word in stop) else (middle + 1, high)
-        ids, logprobs, reason = ids[:low], logprobs[:low], "stop"
-        content = renderer.decode(ids)
-        content = content[: min(at for word in stop if (at := content.find(word)) >= 0)]
-    return Reply(ids, logprobs, content, reason, {"role": "assistant", "content": content})
 
 
 def segment_data(segment: types.Segment) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Limits:
         max_waiting_calls: calls of one session in flight or queued behind each other.
         max_session_tokens: tokens that one session may capture.
         max_body_bytes: larger bodies are refused.
+        keep_alive_s: a stream whose call is held sends a comment so often.
         session_idle_s: a session without a call for this long is closed, what it captured is lost.
     """
 
@@ -39,26 +40,46 @@ class Limits:
     max_waiting_calls: int = 8
     max_session_tokens: int = 8_000_000
     max_body_bytes: int = 16 * 1024 * 1024
+    keep_alive_s: float = 10.0
     session_idle_s: float = 6 * 3600.0
 
 
 @dataclass(slots=True)
 class Session:
-    """One task's session: its key, its defaults, what was captured, and the one call that may run."""
+    """One task's session: its key, its defaults, what was captured, and the one call that may run.
+
+    Attributes:
+        training: what is captured is trained on; else the run measures, at its own temperature.
+    """
 
     name: str
     api_key: bytes
     sampling: types.Sampling
     max_context_tokens: int
     capture: Capture
+    training: bool = True
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     flights: dict[bytes, Flight] = field(default_factory=dict)
-    last: tuple[bytes, Answer] | None = None
+    last: Answered | None = None
     num_calls: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     used_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Answered:
+    """The latest answer of a session, for calls that are made again.
+
+    Attributes:
+        digest: of the request's body.
+        lost: its client left before it had all of it.
+    """
+
+    digest: bytes
+    answer: Answer
+    lost: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import Capture, Reply
+from tide_trainer.router.replies import Reply
+from tide_trainer.router.sessions import Capture
 from tide_trainer.types import Sequence
 
 
