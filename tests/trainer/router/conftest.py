@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from chat_models import FAMILIES, make_chat_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tide_trainer import types
@@ -161,6 +162,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def renderers(folders: dict[str, Path]) -> dict[str, Renderer]:
     return {name: Renderer(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="session")
+def chat_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("chat")
+    return {name: make_chat_model(root / name, name) for name in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def chats(chat_folders: dict[str, Path]) -> dict[str, Renderer]:
+    return {name: Renderer(folder) for name, folder in chat_folders.items()}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from captured_play import Play, check_books
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,50 +22,7 @@ def assistant(text):
     return {"role": "assistant", "content": text}
 
 
-class Play:
-    """A conversation through a capture, with the engine's books beside it."""
-
-    def __init__(self, renderer) -> None:
-        self.renderer = renderer
-        self.capture = Capture(renderer)
-        self.books: list[tuple[list[int], tuple[int, ...], tuple[float, ...], int]] = []
-
-    def turn(self, messages, ids, version=0, reason="stop", stop=()) -> str:
-        planned = self.capture.plan(messages)
-        logprobs = tuple(-0.01 * (i + 1) - version for i in range(len(ids)))
-        reply = read_reply(self.renderer, planned.expected, types.Completion(tuple(ids), logprobs, 0, reason), stop)
-        self.capture.commit(planned, reply, version)
-        self.books.append((list(planned.prompt_ids), reply.token_ids, reply.logprobs, version))
-        return reply.text
-
-
-def check_books(play: Play) -> None:
-    """Every turn's prompt and sample stand in some segment, in place; nothing else is marked as sampled."""
-    segments = play.capture.segments()
-    marked = [set() for _ in segments]
-    for prompt, sampled, logprobs, version in play.books:
-        places = [
-            number
-            for number, segment in enumerate(segments)
-            if list(segment.token_ids[: len(prompt)]) == prompt
-            and segment.token_ids[len(prompt) : len(prompt) + len(sampled)] == sampled
-            and segment.logprobs[len(prompt) : len(prompt) + len(sampled)] == logprobs
-            and set(segment.versions[len(prompt) : len(prompt) + len(sampled)]) == {version}
-            and all(segment.sampled[len(prompt) : len(prompt) + len(sampled)])
-        ]
-        assert places, "a turn is in no segment"
-        for number in places:
-            marked[number] |= set(range(len(prompt), len(prompt) + len(sampled)))
-    for segment, places in zip(segments, marked, strict=True):
-        assert {i for i, sampled in enumerate(segment.sampled) if sampled} == places
-        assert all(
-            v == -1 and p == 0.0
-            for v, p, s in zip(segment.versions, segment.logprobs, segment.sampled, strict=True)
-            if not s
-        )
-
-
-def test_a_hand_written_mask_of_three_turns(renderers):
+def test_s6_a_hand_written_mask_of_three_turns(renderers):
     play = Play(renderers["word"])
     word = {
         text: renderers["word"].encode(text)[0]
@@ -116,7 +74,7 @@ def test_any_sampled_ids_survive_in_any_conversation(name, data, renderers):
     check_books(play)
 
 
-def test_ids_that_encoding_would_merge_stay_apart(renderers):
+def test_s1_ids_that_encoding_would_merge_stay_apart(renderers):
     renderer = renderers["chatml"]
     letters = [i for letter in "hello" for i in renderer.encode(letter)]
     assert renderer.encode("hello") != letters

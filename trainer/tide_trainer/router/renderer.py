@@ -80,8 +80,9 @@ class Renderer:
         self.format = detect_format(self._probe, template, stop_texts, tool_format, reasoning_format)
         thinking = (THINK_OPEN, THINK_CLOSE) if self.format.reasoning == "think" else ()
         calls = FORMATS[self.format.tools].markers if self.format.tools != "none" else ()
-        self._thinking_ids = self._hidden(thinking)
-        self._marker_ids = self._thinking_ids | self._hidden(calls)
+        self._special_ids = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._thinking_ids = self._special(thinking)
+        self._marker_ids = self._thinking_ids | self._special(calls)
 
     def render(
         self,
@@ -91,7 +92,7 @@ class Renderer:
         add_generation_prompt: bool = True,
     ) -> str:
         """The conversation as text; messages are as OpenAI has them. Raises RenderError if the template refuses it."""
-        if any("tool_calls" in message for message in messages):
+        if any("tool_calls" in message or message.get("content") is None for message in messages):
             messages = shown_messages(messages, self.format)
         return self._render(messages, tools, add_generation_prompt)
 
@@ -128,14 +129,8 @@ class Renderer:
         """The text of sampled ids without special tokens but those to keep; bytes that are no UTF-8 become U+FFFD."""
         if keep.isdisjoint(ids):
             return self._tokenizer.decode(ids, skip_special_tokens=True)
-        pieces: list[str] = []
-        start = 0
-        for place, token_id in enumerate(ids):
-            if token_id in keep:
-                pieces += (self._tokenizer.decode(ids[start:place]), self.token_text(token_id))
-                start = place + 1
-        pieces.append(self._tokenizer.decode(ids[start:]))
-        return "".join(pieces)
+        left = [i for i in ids if i in keep or i not in self._special_ids]
+        return self._tokenizer.decode(left, skip_special_tokens=False)
 
     def marker_ids(self, *, tools: bool) -> frozenset[int]:
         """Special tokens that mark thinking, and tool calls where there may be any."""
@@ -172,10 +167,10 @@ class Renderer:
         except RenderError:
             return None
 
-    def _hidden(self, texts: Sequence[str]) -> frozenset[int]:
-        """The ids of those texts that are special tokens, which `decode` leaves out."""
+    def _special(self, texts: Sequence[str]) -> frozenset[int]:
+        """The ids of those texts that are special tokens."""
         found = (self._tokenizer.token_to_id(text) for text in texts)
-        return frozenset(i for i in found if i is not None and not self._tokenizer.decode([i]))
+        return frozenset(i for i in found if i in self._special_ids)
 
     def _is_one_token(self, text: str) -> bool:
         return len(self.encode(text)) == 1

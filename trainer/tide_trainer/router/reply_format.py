@@ -99,18 +99,17 @@ def detect_format(
 
 
 def shown_messages(messages: Sequence[Mapping[str, Any]], format: ReplyFormat) -> list[Mapping[str, Any]]:
-    """Messages with tool calls as the template wants them: arguments as objects or as text, no null content."""
-    return [_shown(message, format) if message.get("tool_calls") else message for message in messages]
+    """Messages as the template wants them: arguments as objects or as text, null content only where it is taken."""
+    return [_shown(message, format) for message in messages]
 
 
 def _shown(message: Mapping[str, Any], format: ReplyFormat) -> Mapping[str, Any]:
-    calls = message["tool_calls"]
-    if not isinstance(calls, list):
-        return message  # the template will say what it thinks of it
-    shown = {**message, "tool_calls": [_shown_call(call, format) for call in calls]}
-    if shown.get("content") is None and not format.null_content:
-        shown["content"] = ""
-    return shown
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:  # of anything else the template says what it thinks
+        message = {**message, "tool_calls": [_shown_call(call, format) for call in calls]}
+    if message.get("content") is None and not (calls and format.null_content):
+        message = {**message, "content": ""}
+    return message
 
 
 def _shown_call(call: Any, format: ReplyFormat) -> Any:
