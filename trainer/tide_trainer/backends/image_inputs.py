@@ -57,6 +57,12 @@ class ImageInputs:
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
+    @property
+    def patch_values(self) -> int:
+        """D: numbers of one patch."""
+        processor = self._processor
+        return 3 * int(processor.temporal_patch_size) * int(processor.patch_size) ** 2
+
     def load(self, token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[Patches]:
         """The images of one sequence, in order, each as long as its span says.
 
