@@ -10,6 +10,7 @@ from typing import Any
 
 from tide_trainer import types
 from tide_trainer.backends.vllm_settings import VllmSettings
+from tide_trainer.errors import EngineFailed
 from tide_trainer.images import ImageTokens
 
 
@@ -87,7 +88,11 @@ class Requests:
     def make(
         self, request_id: str, prompt_ids: list[int], sampling: types.Sampling, priority: int, features: Any
     ) -> Any:
-        """A request for `EngineCore.add_request`; `features` are the prompt's images (`vllm_images.features`)."""
+        """A request for `EngineCore.add_request`; `features` are the prompt's images (`vllm_images.features`).
+
+        Raises:
+            EngineFailed: vLLM took another number of ids than it was given.
+        """
         params = self._sampling_params(
             temperature=sampling.temperature,
             max_tokens=sampling.max_new_tokens,
@@ -100,4 +105,7 @@ class Requests:
         request = self._request(
             request_id, prompt_ids, features, params, None, time.time(), None, None, None, priority=priority
         )
-        return self._core.preprocess_add_request(request)[0]
+        made = self._core.preprocess_add_request(request)[0]
+        if made.num_prompt_tokens != len(prompt_ids):
+            raise EngineFailed(f"{len(prompt_ids)} prompt ids were sent and vLLM counts {made.num_prompt_tokens}")
+        return made
