@@ -8,7 +8,7 @@ model's server takes references (the router): each image is put there once, as s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tide_sdk.client import GatewayClient
@@ -22,6 +22,7 @@ from tide_sdk.images import (
     media_type_of,
     read_data_url,
     read_reference,
+    url_of,
     with_urls,
 )
 from tide_sdk.model import ModelEndpoint
@@ -33,6 +34,9 @@ class ContextImages:
     Args:
         gateway: has the images of observations.
         model: gets them.
+
+    Attributes:
+        window: prunes the images of what the model gets; an agent sets another, or None for all images.
     """
 
     def __init__(self, gateway: GatewayClient, model: ModelEndpoint) -> None:
@@ -40,6 +44,7 @@ class ContextImages:
         self._model = model
         self._own: dict[str, bytes] = {}
         self._put: set[str] = set()
+        self.window: ImageWindow | None = ImageWindow()
 
     def take(self, messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """An observation's messages with references in place of data URLs, whose bytes are kept: nobody else has them.
@@ -58,22 +63,23 @@ class ContextImages:
 
         return with_urls(messages, referred)
 
-    async def bytes_of(self, url: str) -> bytes:
-        """The bytes behind the URL of an image part, of the size and hash that it says.
+    async def read(self, part: Mapping[str, Any]) -> bytes:
+        """The bytes of an image part: the file as the environment made it.
 
         Raises:
-            ValueError: it is neither a reference nor a plain data URL.
+            ValueError: the part shows no image, or one that is elsewhere.
             ImageUnknown: it is not to be had any more; of an environment server without a gateway only the images of
                 the window are kept.
             TideError: the gateway refused, for example because no task of the caller shows it.
             TransportError: no answer.
         """
+        url = url_of(part) or ""
         ref = read_reference(url)
         if ref is not None:
             return await self._read(ref)
         data = read_data_url(url)
         if data is None:
-            raise ValueError(f"{url[:80]!r}: no reference to an image, nor one that holds it")
+            raise ValueError(f"part: its image is neither a reference nor a data URL: {url[:80]!r}")
         return data
 
     async def share(self, messages: Sequence[dict[str, Any]]) -> None:
@@ -81,7 +87,7 @@ class ContextImages:
 
         Raises:
             TideError: the gateway refused one.
-            ModelRefused: the model's server refused one.
+            RequestInvalid: the model's server does not take one.
             TransportError: no answer.
         """
         if not self._model.image_references:
@@ -92,16 +98,14 @@ class ContextImages:
                 await self._model.put_image(ref, await self._read(ref))
                 self._put.add(ref.digest)
 
-    async def sendable(self, messages: Sequence[dict[str, Any]], window: ImageWindow | None) -> list[dict[str, Any]]:
+    async def sendable(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the model's server takes them, pruned by the window.
 
         Raises:
-            ImageUnknown: as `bytes_of`.
-            TideError: likewise.
-            ModelRefused: as `share`.
-            TransportError: no answer.
+            ImageUnknown, TideError, TransportError: as `read`.
+            RequestInvalid: as `share`.
         """
-        sent = list(messages) if window is None else window.prune(messages)
+        sent = list(messages) if self.window is None else self.window.prune(messages)
         self._forget(sent)
         if self._model.image_references:
             await self.share(sent)
