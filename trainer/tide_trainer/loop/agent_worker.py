@@ -34,6 +34,7 @@ from tide_sdk.agents import Agent, AgentResult, load_agent
 from tide_sdk.client import GatewayClient
 from tide_sdk.clocks import ClockName
 from tide_sdk.context import AgentContext
+from tide_sdk.context_images import without_bytes
 from tide_sdk.footprints import FootprintReporter
 from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import TaskResult, TaskSpec
@@ -156,7 +157,7 @@ class AgentWorker:
         url = f"{router_url}/sessions/{quote(session, safe='')}/v1"
         shared = self._endpoints.get((router_url, model))
         if shared is None:
-            shared = self._endpoints[router_url, model] = ModelEndpoint(url, model=model)
+            shared = self._endpoints[router_url, model] = ModelEndpoint(url, model=model, image_references=True)
         return shared.at(base_url=url, api_key=str(order["api_key"]))
 
     def _reporter(self, order: Mapping[str, Any]) -> FootprintReporter | None:
@@ -186,7 +187,7 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
         "metrics": dict(result.metrics),
         "error": result.error,
         "cleanup_errors": list(result.cleanup_errors),
-        "messages": messages,
+        "messages": without_bytes(messages) if all(isinstance(one, dict) for one in messages) else messages,
     }
     try:
         channel.notify("done", account)
@@ -220,7 +221,7 @@ async def work(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = GatewayClient(arguments.gateway, token=gateway_token())
+    gateway = GatewayClient(arguments.gateway, token=gateway_token(), references=True)
     worker = AgentWorker(agent, gateway, max_tasks=arguments.max_tasks)
     channel = await connect_channel(arguments.control, worker.handlers(), name=arguments.name)
     channel.on_close(lambda _: stop.set())

@@ -2,7 +2,7 @@
 
 POST /sessions/{session}/v1/chat/completions    GET /sessions/{session}/v1/models
 POST /sessions/{session}/v1/completions         GET /sessions/{session}/v1/models/{id}
-POST /footprints                                GET /health
+PUT  /sessions/{session}/v1/images/{sha256}     POST /footprints, GET /health
 
 docs/router.md says what is refused, and why.
 """
@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 from tide_sdk import asgi, codec
 from tide_sdk.errors import TideError
+from tide_sdk.images import MAX_IMAGE_BYTES, is_digest
 from tide_trainer.router.calls import Calls, Notify
 from tide_trainer.router.control import Control
 from tide_trainer.router.model_calls import ENDPOINTS, RETRY_HEADER, ModelCalls
@@ -31,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _PREFIX = "/sessions/"
 _VERSION = "/v1/"
 _MODEL = "models/"
+_IMAGE = "images/"
 
 
 class RouterApp:
@@ -89,6 +92,9 @@ class RouterApp:
             session = self._session(name, headers)
             body = await asgi.read_body(scope, receive, self._limits.max_body_bytes)
             await self._model_calls.serve(session, endpoint, body, headers, receive, outlet)
+        elif path.startswith(_PREFIX) and found and endpoint.startswith(_IMAGE):
+            _only(method, "PUT")
+            await self._image(self._session(name, _wanted_headers(scope)), endpoint, scope, receive, outlet)
         elif path.startswith(_PREFIX) and found and (endpoint + "/").startswith(_MODEL):
             _only(method, "GET")
             await outlet.whole(self._models(self._session(name, _wanted_headers(scope)), endpoint))
@@ -101,6 +107,21 @@ class RouterApp:
             await outlet.whole(codec.dumps(body | {"running": self._calls.num_running}))
         else:
             raise ApiError(404, "not_found", f"no endpoint {path}")
+
+    async def _image(
+        self, session: Session, endpoint: str, scope: asgi.Scope, receive: asgi.Receive, outlet: Outlet
+    ) -> None:
+        digest = endpoint.removeprefix(_IMAGE)
+        if not is_digest(digest):
+            raise ApiError(400, "invalid_image", "name the image by the SHA-256 of its bytes, 64 lower-case hex digits")
+        most = min(MAX_IMAGE_BYTES, self._limits.max_body_bytes)
+
+        async def read() -> bytes:
+            return await asgi.read_body(scope, receive, most, media_type=b"image/")
+
+        num_tokens = await self._calls.images.put(session.capture.images, digest, read)
+        session.used_s = time.monotonic()
+        await outlet.whole(codec.dumps({"digest": digest, "num_tokens": num_tokens}))
 
     def _models(self, session: Session, endpoint: str) -> bytes:
         wanted = endpoint.removeprefix(_MODEL.rstrip("/")).removeprefix("/")

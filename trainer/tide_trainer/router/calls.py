@@ -15,16 +15,18 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tide_trainer import types
 from tide_trainer.channel import PeerError
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
+from tide_trainer.images import ImageStore
 from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, CompletionRequest, now_s
 from tide_trainer.router.planning import plan_call
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.router.replies import Reply, read_reply
+from tide_trainer.router.run_images import RunImages
 from tide_trainer.router.sessions import PlannedTurn
 from tide_trainer.router.state import Grant, Limits, Session
 
@@ -51,6 +53,7 @@ class Engine(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        images: Sequence[types.ImageSpan] = (),
     ) -> types.Completion:
         """Samples one completion."""
         ...
@@ -63,7 +66,10 @@ class Engine(Protocol):
 class Calls:
     """Runs calls; holds no opinion on when."""
 
-    def __init__(self, renderer: Renderer, notify: Notify, limits: Limits, model: str) -> None:
+    def __init__(
+        self, renderer: Renderer, notify: Notify, limits: Limits, model: str, image_store: ImageStore | None = None
+    ) -> None:
+        self.images = RunImages(renderer.images, image_store)
         self._renderer = renderer
         self._notify = notify
         self._limits = limits
@@ -97,6 +103,8 @@ class Calls:
         """
         async with session.lock:
             session.used_s = time.monotonic()
+            if isinstance(request, ChatRequest):
+                request = await self.images.referred(session.capture.images, request)
             turn, sampling = plan_call(session, request, self._renderer, self._limits)
             for attempt in range(MAX_ATTEMPTS):
                 number = self.number()
@@ -169,12 +177,14 @@ class Calls:
                     request_id=f"c{number}",
                     priority=grant.priority,
                     timeout_s=self._limits.engine_timeout_s,
+                    images=turn.images,
                 )
             finally:
                 self.num_running -= 1
             if completion.finish_reason == "abort":
                 raise EngineFailed("the engine aborted the call")
             try:
+                session.capture.images.check_sampled(completion.token_ids)
                 reply = read_reply(self._renderer, turn.expected, completion, stop)
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
@@ -224,7 +234,7 @@ class Calls:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "cached_tokens": min(completion.cached_tokens, prompt_tokens),
-            "image_tokens": 0,
+            "image_tokens": sum(span.num_tokens for span in turn.images),
             "context_tokens": context_tokens,
             "growth_tokens": None if final_tokens is None else max(0, final_tokens - context_tokens),
         }

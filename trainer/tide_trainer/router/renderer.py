@@ -20,6 +20,7 @@ import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from tide_trainer.errors import ConfigurationError
+from tide_trainer.images import ImageTokens
 from tide_trainer.router.reply_format import THINK_CLOSE, THINK_OPEN, detect_format, shown_messages
 from tide_trainer.router.tool_calls import FORMATS
 
@@ -53,6 +54,7 @@ class Renderer:
     Attributes:
         stop_token_ids: ids that end a reply, from generation_config.json, config.json and the tokenizer.
         format: what the model's replies may hold.
+        images: how the model writes images; None for a model without.
         knows_developer: the template has the role developer; others drop or refuse such messages.
 
     Raises:
@@ -68,6 +70,7 @@ class Renderer:
             raise ConfigurationError("model.path", f"{folder}/tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.images = ImageTokens.read(folder) if (folder / "config.json").is_file() else None
         self._special = _special_tokens(folder, config)
         template = _template_text(folder, config)
         self._template = _compile(template)
@@ -81,8 +84,8 @@ class Renderer:
         thinking = (THINK_OPEN, THINK_CLOSE) if self.format.reasoning == "think" else ()
         calls = FORMATS[self.format.tools].markers if self.format.tools != "none" else ()
         self._special_ids = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        self._thinking_ids = self._special(thinking)
-        self._marker_ids = self._thinking_ids | self._special(calls)
+        self._thinking_ids = self._special_of(thinking)
+        self._marker_ids = self._thinking_ids | self._special_of(calls)
 
     def render(
         self,
@@ -167,7 +170,7 @@ class Renderer:
         except RenderError:
             return None
 
-    def _special(self, texts: Sequence[str]) -> frozenset[int]:
+    def _special_of(self, texts: Sequence[str]) -> frozenset[int]:
         """The ids of those texts that are special tokens."""
         found = (self._tokenizer.token_to_id(text) for text in texts)
         return frozenset(i for i in found if i in self._special_ids)
