@@ -67,18 +67,18 @@ def make_vision_chat(folder: Path) -> Path:
     return folder
 
 
-def screenshot(seed: int, width: int = 100, height: int = 80, *, noise: bool = False) -> bytes:
-    """A PNG drawn from a seed: a window with some boxes; with noise it takes about 3 bytes a pixel."""
+def screenshot(seed: int, width: int = 100, height: int = 80, *, noisy_rows: int = 0) -> bytes:
+    """A PNG drawn from a seed: some boxes and a number; each pixel of the noisy rows below takes 3 bytes."""
     source = random.Random(seed)
-    if noise:
-        picture = Image.frombytes("RGB", (width, height), source.randbytes(3 * width * height))
-    else:
-        picture = Image.new("RGB", (width, height), (source.randrange(256), 60, 60))
+    picture = Image.new("RGB", (width, height), (source.randrange(256), 60, 60))
     draw = ImageDraw.Draw(picture)
     for _ in range(8):
         left, top = source.randrange(width), source.randrange(height)
         draw.rectangle((left, top, left + width // 4, top + height // 4), fill=(0, source.randrange(256), 90))
     draw.text((2, 2), str(seed), fill=(255, 255, 255))
+    if noisy_rows:
+        noise = Image.frombytes("RGB", (width, noisy_rows), source.randbytes(3 * width * noisy_rows))
+        picture.paste(noise, (0, height - noisy_rows))
     file = io.BytesIO()
     picture.save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -84,8 +84,8 @@ class Renderer:
         thinking = (THINK_OPEN, THINK_CLOSE) if self.format.reasoning == "think" else ()
         calls = FORMATS[self.format.tools].markers if self.format.tools != "none" else ()
         self._special_ids = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        self._thinking_ids = self._special_of(thinking)
-        self._marker_ids = self._thinking_ids | self._special_of(calls)
+        self._thinking_ids = self._special_among(thinking)
+        self._marker_ids = self._thinking_ids | self._special_among(calls)
 
     def render(
         self,
@@ -170,7 +170,7 @@ class Renderer:
         except RenderError:
             return None
 
-    def _special_of(self, texts: Sequence[str]) -> frozenset[int]:
+    def _special_among(self, texts: Sequence[str]) -> frozenset[int]:
         """The ids of those texts that are special tokens."""
         found = (self._tokenizer.token_to_id(text) for text in texts)
         return frozenset(i for i in found if i in self._special_ids)
