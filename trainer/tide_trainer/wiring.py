@@ -61,11 +61,11 @@ async def wired(
         booting = _Boot(settings, directory, processes, server, peers, model)
         version = FIRST_VERSION if settings.warm_start.enabled else 0
         engines = {
-            rank: make_engine(settings, rank, model, version, processes, directory.path / "engines")
+            rank: make_engine(settings, rank, model, version, processes, directory.path / "engines", directory.images)
             for rank in (RankId("rollout", index) for index in range(settings.rollout.num_ranks))
         }
         weights = await _temporary(stack, processes, _weights_folder(sockets))
-        backend = make_backend(settings, model, processes, weights)
+        backend = make_backend(settings, model, processes, weights, directory.images)
         async with contextlib.AsyncExitStack() as failing:
             engines_up = asyncio.gather(*(engine.start() for engine in engines.values()))
             failing.callback(engines_up.cancel)
@@ -145,6 +145,7 @@ async def _model_folder(settings: TrainerSettings, directory: RunDirectory, proc
         "kv_heads": model.num_kv_heads,
         "feed_forward": model.intermediate_size,
         "max_context_tokens": settings.rollout.max_context_tokens,
+        "vision": model.vision,
     }
     order = {"directory": str(directory.model), "words": model.words, "shape": shape}
     wanted.write_text(json.dumps(order | {"fake": settings.train.backend == "fake"}))

@@ -15,7 +15,7 @@ from tide_trainer.backends.image_inputs import ImageInputs, mrope_positions
 from tide_trainer.backends.losses import Totals
 from tide_trainer.backends.training_wire import FsdpSettings, RankSettings, check_sequence, pack
 from tide_trainer.cluster.local import LocalProcesses
-from tide_trainer.errors import ImageRefused
+from tide_trainer.errors import ImageFailed, ImageRefused
 from tide_trainer.images import ImageStore, ImageTokens, decode
 from tide_trainer.types import ImageSpan, Sequence, TrainBatch
 
@@ -135,7 +135,7 @@ def test_what_is_in_the_store_and_no_image_is_refused(model, store, tokens):
 
 def test_patches_that_are_kept_have_a_limit(model, store, tokens):
     prompts = [prompt_with(store, tokens, [picture(seed)]) for seed in (10, 11, 10, 10)]
-    reads = []
+    reads: list[str] = []
     read, one = store.read, 48 * 1176 * 4
 
     class Counting(ImageStore):
@@ -143,12 +143,29 @@ def test_patches_that_are_kept_have_a_limit(model, store, tokens):
             reads.append(digest)
             return read(digest)
 
-    for limit, expected in ((0, 4), (one, 3), (2 * one, 2)):
+    # Without a cache an image is cut when it is first seen and again for its patches.
+    for limit, expected in ((0, 6), (one, 3), (2 * one, 2)):
         reads.clear()
         inputs = ImageInputs(model, Counting(store.folder), max_cached_bytes=limit)
         for ids, spans in prompts:
-            inputs.load(ids, spans)
+            (found,) = inputs.load(ids, spans)
+            assert found.pixels.shape == (48, 1176)
         assert (len(reads), inputs._cached_bytes) == (expected, min(limit, 2 * one))
+
+
+def test_an_image_that_comes_again_is_not_read_until_its_patches_are_wanted(model, store, tokens):
+    ids, spans = prompt_with(store, tokens, [picture(seed) for seed in range(20, 26)])
+    inputs = ImageInputs(model, store)
+    first = inputs.load(ids, spans)
+    file = store.path(spans[0].digest)
+    file.rename(file.with_suffix(".away"))
+    with pytest.raises(ImageFailed, match="no longer"):
+        inputs.load(ids, spans)
+    with pytest.raises(ImageFailed, match="is not in"):
+        _ = first[0].pixels
+    file.with_suffix(".away").rename(file)
+    assert [found.num_tokens for found in inputs.load(ids, spans)] == [12] * 6
+    assert torch.equal(first[0].pixels, inputs.load(ids, spans)[0].pixels)
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ async def test_the_cache_holds_images_and_never_takes_one_for_another(seeing):
 
 async def test_a_placeholder_is_never_sampled(seeing):
     ids, spans = seeing.prompt(6)
-    done = await seeing.engine.generate(ids, types.Sampling(temperature=2.0, max_new_tokens=200), images=spans)
-    assert len(done.token_ids) == 200
+    done = await seeing.engine.generate(ids, types.Sampling(temperature=2.0, max_new_tokens=80), images=spans)
+    assert len(done.token_ids) == 80
     assert not set(done.token_ids) & set(seeing.tokens.forbidden_ids)
     greedy = await seeing.engine.generate(ids, types.Sampling(temperature=0.0, max_new_tokens=50), images=spans)
     assert not set(greedy.token_ids) & set(seeing.tokens.forbidden_ids)

@@ -20,7 +20,7 @@ from tide_trainer.backends.training_wire import RankSettings
 from tide_trainer.backends.vision_batch import VisionBatch, vision_batch
 from tide_trainer.images import ImageStore, ImageTokens
 
-_CACHED_IMAGE_BYTES = 64 * 1024 * 1024
+_CACHED_IMAGE_BYTES = 256 * 1024 * 1024
 """Patches that stay between micro-batches: siblings begin with the same image."""
 
 

@@ -8,34 +8,50 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tide_trainer.errors import ImageFailed
 from tide_trainer.images import ImageStore, ImageTokens, check_spans, decode
 from tide_trainer.types import ImageSpan
+
+_MAX_GRIDS = 100_000
+"""Images whose sizes are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """One image, ready for the vision tower.
+    """One image for the vision tower.
 
     Attributes:
-        pixels: [P, D] float32, P patches in the order of the merged ones.
         grid: (1, rows, columns) of patches.
         num_tokens: placeholder ids that it fills.
+        read: makes its patches, or finds them in memory.
     """
 
-    pixels: Tensor
     grid: tuple[int, int, int]
     num_tokens: int
+    read: Callable[[], Tensor]
+
+    @property
+    def pixels(self) -> Tensor:
+        """[P, D] float32, P patches in the order of the merged ones.
+
+        Raises:
+            ImageFailed: its file is gone.
+        """
+        return self.read()
 
 
 class ImageInputs:
-    """Reads, decodes and cuts images; thread-safe. Images used lately stay in memory.
+    """Reads, decodes and cuts images; thread-safe.
+
+    An image is cut when it is first seen, and again only where its patches are asked for and no longer in memory: in a
+    long conversation nearly all images come again each turn, and nearly all are in the engine's prefix cache.
 
     Args:
         model_dir: the model folder, which has a processor.
@@ -53,7 +69,8 @@ class ImageInputs:
         self._store = store
         self._processor: Any = AutoImageProcessor.from_pretrained(model_dir, local_files_only=True, backend="pil")
         self._max_cached_bytes = max_cached_bytes
-        self._cached: OrderedDict[str, Patches] = OrderedDict()
+        self._grids: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
+        self._cached: OrderedDict[str, Tensor] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
@@ -85,22 +102,35 @@ class ImageInputs:
 
     def _patches(self, digest: str) -> Patches:
         with self._lock:
-            patches = self._cached.get(digest)
-            if patches is None:
-                patches = self._cut(digest)
-                self._cached[digest] = patches
-                self._cached_bytes += patches.pixels.nbytes
-            self._cached.move_to_end(digest)
-            while self._cached_bytes > self._max_cached_bytes:
-                self._cached_bytes -= self._cached.popitem(last=False)[1].pixels.nbytes
-            return patches
+            grid = self._grids.get(digest)
+            if grid is None:
+                self._cut(digest)
+                grid = self._grids[digest]
+            elif digest not in self._cached and not self._store.path(digest).is_file():
+                raise ImageFailed(f"image {digest} is no longer in {self._store.folder}")
+        return Patches(grid, grid[1] * grid[2] // self.tokens.merge_size**2, lambda: self._pixels(digest))
 
-    def _cut(self, digest: str) -> Patches:
+    def _pixels(self, digest: str) -> Tensor:
+        with self._lock:
+            pixels = self._cached.get(digest)
+            if pixels is None:
+                return self._cut(digest)
+            self._cached.move_to_end(digest)
+            return pixels
+
+    def _cut(self, digest: str) -> Tensor:
         with decode(self._store.read(digest)) as image:
             made = self._processor(images=[image], return_tensors="np")
-        grid = tuple(int(side) for side in made["image_grid_thw"][0])
+        _, rows, columns = (int(side) for side in made["image_grid_thw"][0])
         pixels = torch.from_numpy(made["pixel_values"])
-        return Patches(pixels, grid, len(pixels) // self.tokens.merge_size**2)  # type: ignore[arg-type]
+        self._grids[digest] = (1, rows, columns)
+        if len(self._grids) > _MAX_GRIDS:
+            self._grids.popitem(last=False)
+        self._cached[digest] = pixels
+        self._cached_bytes += pixels.nbytes
+        while self._cached_bytes > self._max_cached_bytes:
+            self._cached_bytes -= self._cached.popitem(last=False)[1].nbytes
+        return pixels
 
 
 def mrope_positions(

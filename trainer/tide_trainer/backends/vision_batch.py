@@ -60,7 +60,8 @@ def vision_batch(
     """
     merge = inputs.tokens.merge_size
     positions = torch.arange(shape[1]).expand(3, *shape).clone()
-    unique: dict[str, tuple[int, Patches]] = {}
+    unique: dict[str, int] = {}
+    seen: list[tuple[Patches, Tensor]] = []
     rows: list[Tensor] = []
     columns: list[Tensor] = []
     sources: list[Tensor] = []
@@ -70,27 +71,25 @@ def vision_batch(
         images = inputs.load(sequence["ids"], spans)
         for span, patches in zip(spans, images, strict=True):
             if span.digest not in unique:
-                unique[span.digest] = (total, patches)
+                unique[span.digest] = total
+                # Now, while they are still in memory.
+                seen.append((patches, patches.pixels))
                 total += patches.num_tokens
             rows.append(torch.full((span.num_tokens,), row))
             columns.append(torch.arange(span.start, span.start + span.num_tokens))
-            sources.append(unique[span.digest][0] + torch.arange(span.num_tokens))
+            sources.append(unique[span.digest] + torch.arange(span.num_tokens))
         length = len(sequence["ids"])
         positions[:, row, :length] = mrope_positions(length, spans, [image.grid for image in images], merge)
-    images = [patches for _, patches in unique.values()] or [_blank(inputs)]
+    grids = [patches.grid for patches, _ in seen] or [(1, merge, merge)]
+    blank = torch.zeros(0 if seen else merge**2, inputs.patch_values)
     return VisionBatch(
         positions.to(device),
-        torch.cat([patches.pixels for patches in images]).to(device),
-        torch.tensor([patches.grid for patches in images], device=device),
+        torch.cat([*(pixels for _, pixels in seen), blank]).to(device),
+        torch.tensor(grids, device=device),
         _joined(rows).to(device),
         _joined(columns).to(device),
         _joined(sources).to(device),
     )
-
-
-def _blank(inputs: ImageInputs) -> Patches:
-    merge = inputs.tokens.merge_size
-    return Patches(torch.zeros(merge**2, inputs.patch_values), (1, merge, merge), 1)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

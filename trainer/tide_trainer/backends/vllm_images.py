@@ -125,14 +125,27 @@ def features(spans: Sequence[ImageSpan], images: Sequence[Patches]) -> list[Any]
 
 
 def _item(patches: Patches) -> Any:
-    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem, MultiModalKwargsItem
 
-    fields = {
-        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", torch.tensor([len(patches.pixels)])),
-        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-    }
-    data: Any = {"pixel_values": patches.pixels, "image_grid_thw": torch.tensor([patches.grid])}
-    return MultiModalKwargsItems.from_hf_inputs(data, fields)["image"][0]
+    class Pixels(MultiModalFieldElem):
+        """Patches that are read when the vision tower runs: an image in the prefix cache is never read again."""
+
+        def __init__(self, field: Any) -> None:
+            self.field = field
+
+        @property
+        def data(self) -> torch.Tensor:
+            return patches.pixels
+
+    _, rows, columns = patches.grid
+    flat = MultiModalFieldConfig.flat_from_sizes("image", torch.tensor([rows * columns]))
+    grid = MultiModalFieldConfig.batched("image", keep_on_cpu=True)
+    return MultiModalKwargsItem(
+        {
+            "pixel_values": Pixels(flat.field),
+            "image_grid_thw": MultiModalFieldElem(torch.tensor(patches.grid), grid.field),
+        }
+    )
 
 
 def _stand_in_for_torchvision() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tide_trainer.scheduling.plan import TaskEntry
 from tide_trainer.settings import RolloutSettings, TrainerSettings
-from tide_trainer.types import Kind, Prompt, Segment, Trajectory
+from tide_trainer.types import ImageSpan, Kind, Prompt, Segment, Trajectory
 
 
 def _future() -> asyncio.Future[Any]:
@@ -134,6 +134,7 @@ def to_trajectory(task: ShellTask, captured: Mapping[str, Any] | None, done: Map
             tuple(segment["sampled"]),
             tuple(segment["logprobs"]),
             tuple(segment["versions"]),
+            tuple(ImageSpan(*span) for span in segment.get("images", ())),
         )
         for segment in (captured or {}).get("segments", ())
     )

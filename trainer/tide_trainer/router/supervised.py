@@ -27,5 +27,5 @@ def supervised_sequences(renderer: Renderer, conversations: Seq[Seq[Mapping[str,
                 ids = (*renderer.encode_after(content), *stop)
                 reply = Reply(ids, (0.0,) * len(ids), content, "stop")
                 capture.commit(capture.plan(messages[:place]), reply, 0)
-        sequences.extend(Sequence(s.token_ids, s.sampled, s.logprobs, 1.0) for s in capture.segments())
+        sequences.extend(Sequence(s.token_ids, s.sampled, s.logprobs, 1.0, s.images) for s in capture.segments())
     return sequences
