@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from chat_models import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +38,48 @@ def test_output_equals_transformers(name, folders, renderers):
                 assert ours.render(messages, tools, add_generation_prompt=prompt) == text
                 ids = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, return_dict=False)
                 assert ours.encode(text) == ids
+
+
+CALL = {"id": "c00000000", "type": "function", "function": {"name": "go", "arguments": {"where": "é", "n": [1]}}}
+RESULT = {"role": "tool", "content": "a ball <|eot_id|>", "tool_call_id": "c00000000"}
+
+
+def equals_theirs(theirs, ours, talk):
+    called = {"role": "assistant", "content": None if ours.format.null_content else "", "tool_calls": [CALL]}
+    text_call = CALL | {"function": CALL["function"] | {"arguments": json.dumps(CALL["function"]["arguments"])}}
+    if ours.format.arguments_text:
+        called["tool_calls"] = [text_call]
+    for messages in (talk, [*talk, called, RESULT], [SYSTEM, *talk, called, RESULT, TALK[1], TALK[2]]):
+        for tools in (None, TOOLS):
+            for prompt in (True, False):
+                text = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+                ids = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, return_dict=False)
+                # As OpenAI's API has it: arguments are text.
+                sent = [m | {"content": None, "tool_calls": [text_call]} if "tool_calls" in m else m for m in messages]
+                assert ours.render(sent, tools, add_generation_prompt=prompt) == text
+                assert ours.encode(text) == ids
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_thinking_and_results_equal_transformers(name, chat_folders, chats):
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(str(chat_folders[name]))
+    equals_theirs(theirs, chats[name], TALK[:1])
+
+
+@pytest.mark.vllm
+def test_a_published_template_equals_transformers(chat_folders, tmp_path):
+    from transformers import AutoTokenizer
+
+    (vllm,) = importlib.util.find_spec("vllm").submodule_search_locations
+    published = Path(vllm) / "transformers_utils" / "chat_templates" / "template_minicpmv45.jinja"
+    folder = tmp_path / "model"
+    shutil.copytree(chat_folders["qwen3"], folder)
+    shutil.copy(published, folder / "chat_template.jinja")
+    ours = Renderer(folder)
+    assert (ours.format.tools, ours.format.reasoning, ours.format.shown_calls) == ("hermes", "think", 64)
+    equals_theirs(AutoTokenizer.from_pretrained(str(folder)), ours, TALK[:1])
 
 
 def test_the_templates_own_refusal_is_told(renderers):

@@ -95,8 +95,10 @@ class Renderer:
         add_generation_prompt: bool = True,
     ) -> str:
         """The conversation as text; messages are as OpenAI has them. Raises RenderError if the template refuses it."""
-        if any("tool_calls" in message or message.get("content") is None for message in messages):
-            messages = shown_messages(messages, self.format)
+        for message in messages:
+            if "tool_calls" in message or message.get("content") is None:
+                messages = shown_messages(messages, self.format)
+                break
         return self._render(messages, tools, add_generation_prompt)
 
     def _render(

@@ -98,9 +98,13 @@ def read_reply(renderer: Renderer, expected: Expected, completion: types.Complet
         ids, logprobs, reason = ids[:low], logprobs[:low], "stop"
         text = renderer.decode(ids, keep)
         text = text[: min(at for word in stop if (at := text.find(word)) >= 0)]
-    parts = _parts(text, renderer.format, tools=expected.tools and reason == "stop", opened=bool(expected.opened))
+    plain = Reply(ids, logprobs, text, reason, {"role": "assistant", "content": text})
+    tools = expected.tools and reason == "stop"
+    if not tools and renderer.format.reasoning == "none":
+        return plain
+    parts = _parts(text, renderer.format, tools=tools, opened=bool(expected.opened))
     if parts.thinking is None and not parts.calls:
-        return Reply(ids, logprobs, text, reason, {"role": "assistant", "content": text})
+        return plain
     message = _message(parts, expected.number)
     shown = _shown(parts, message, expected.opened, renderer.format)
     return Reply(ids, logprobs, text, "tool_calls" if parts.calls else reason, message, shown)

@@ -114,15 +114,17 @@ def _shown(message: Mapping[str, Any], format: ReplyFormat) -> Mapping[str, Any]
 
 def _shown_call(call: Any, format: ReplyFormat) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
     if isinstance(arguments, dict) and format.arguments_text:
-        return {**call, "function": {**function, "arguments": write_arguments(arguments)}}
-    if isinstance(arguments, str) and not format.arguments_text:
+        arguments = write_arguments(arguments)
+    elif isinstance(arguments, str) and not format.arguments_text:
         try:
-            return {**call, "function": {**function, "arguments": read_arguments(arguments)}}
+            arguments = read_arguments(arguments)
         except ValueError:
             return call  # an agent may show what was no JSON
-    return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _body(render: Render, stop_texts: Sequence[str], num: int, arguments_text: bool, null_content: bool) -> str | None:

@@ -41,29 +41,32 @@ class LastTurn:
         prompt: the rendered conversation.
         reply: the reply as it was answered, without the stop token.
         stop: the stop token's text, empty if none was sampled.
-        in_place: the reply and the stop token as their ids read in place.
+        endings: texts of reply and stop token: as it was answered, and where it differs as the ids read in place.
         has_calls: the reply holds tool calls.
     """
 
     prompt: str
     reply: str
     stop: str
-    in_place: str
+    endings: tuple[str, ...]
     has_calls: bool
 
     def end_in(self, text: str) -> int:
         """How much of a rendered conversation begins with this turn as it stands, 0 if it does not."""
         if not text.startswith(self.prompt):
             return 0
-        ends = [len(self.prompt) + len(t) for t in (self.reply + self.stop, self.in_place) if self._next(text, t)]
-        return max(ends, default=0)
+        start, end = len(self.prompt), 0
+        for words in self.endings:
+            if text.startswith(words, start):
+                end = max(end, start + len(words))
+        return end
 
     def rewritten_end_in(self, text: str, renderer: Renderer) -> int:
         """The same where the template wrote the JSON of the reply's calls in its own way.
 
         The reply ends at the stop token's text; if the reply itself holds that text, at the one after those.
         """
-        if not self.has_calls or not self.stop or not text.startswith(self.prompt):
+        if not self.stop or not text.startswith(self.prompt):
             return 0
         end = start = len(self.prompt)
         for _ in range(self.reply.count(self.stop) + 1):
@@ -73,9 +76,6 @@ class LastTurn:
         written = text[start : end - len(self.stop)]
         opened = bool(opened_thinking(self.prompt))
         return end if same_but_for_json(written, self.reply, renderer.format, opened=opened) else 0
-
-    def _next(self, text: str, words: str) -> bool:
-        return text.startswith(words, len(self.prompt))
 
 
 @dataclass(eq=False, slots=True)
@@ -217,9 +217,11 @@ class Capture:
         stop = self._renderer.token_text(last) if last in self._renderer.stop_token_ids else ""
         in_place = self._renderer.decode_after(reply.token_ids)
         if turn.raw:
-            segment.last = LastTurn(turn.text, in_place, "", in_place, has_calls=False)
+            segment.last = LastTurn(turn.text, in_place, "", (in_place,), has_calls=False)
         else:
-            segment.last = LastTurn(turn.text, reply.text, stop, in_place, reply.has_calls)
+            answered = reply.text + stop
+            endings = (answered,) if answered == in_place else (answered, in_place)
+            segment.last = LastTurn(turn.text, reply.text, stop, endings, reply.has_calls)
         segment.answers = turn.answers
         if reply.shown is not None and not turn.raw:
             segment.answers = {**turn.answers, turn.place: (reply.message, reply.shown)}
@@ -246,14 +248,16 @@ class Capture:
 
     def _continued(self, text: str) -> tuple[OpenSegment | None, int]:
         """The segment from which a rendered conversation goes on, the longest one, and how much of the text it is."""
-        open_ = [(segment, segment.last) for segment in self._segments[-MAX_OPEN:] if segment.last is not None]
         best, length = None, 0
-        for segment, last in open_:
-            if length < (end := last.end_in(text)) < len(text):
+        for segment in self._segments[-MAX_OPEN:]:
+            if segment.last is not None and length < (end := segment.last.end_in(text)) < len(text):
                 best, length = segment, end
-        if best is None:
-            for segment, last in open_:
-                if length < (end := last.rewritten_end_in(text, self._renderer)) < len(text):
+        if best is not None:
+            return best, length
+        for segment in self._segments[-MAX_OPEN:]:
+            if segment.last is not None and segment.last.has_calls:
+                end = segment.last.rewritten_end_in(text, self._renderer)
+                if length < end < len(text):
                     best, length = segment, end
         return best, length
 
