@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from tide_sdk import Environment, Start, Step
 from tide_sdk.agents import agent
@@ -21,8 +22,12 @@ class Toy(Environment):
     name = "toy"
     blocking = False
 
-    def __init__(self, delay_s: str = "0"):
+    num_started = 0
+
+    def __init__(self, delay_s: str = "0", fail_every: str = "0"):
         self.delay_s = float(delay_s)
+        Toy.num_started += 1
+        self.fails = bool(int(fail_every)) and Toy.num_started % int(fail_every) == 0
 
     def start(self, task):
         self.hits = self.turns = 0
@@ -33,6 +38,8 @@ class Toy(Environment):
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         self.turns += 1
+        if self.fails:
+            raise OSError("the environment broke")
         self.hits += message.text.strip() == "left"
         done = self.turns == TURNS
         reward = self.hits / TURNS if done else None
@@ -46,3 +53,16 @@ class Toy(Environment):
 async def broken(ctx):
     """An agent with a bug."""
     raise ValueError("a bug in the agent")
+
+
+_played = itertools.count(1)
+
+
+@agent
+async def flaky(ctx):
+    """An agent that fails in the middle of every 20th of its process's tasks."""
+    fails = next(_played) % 20 == 0
+    while not ctx.done:
+        await ctx.step(await ctx.generate())
+        if fails:
+            raise ValueError("a bug in the agent")

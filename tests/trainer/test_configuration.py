@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
+import sys
 import tomllib
 from pathlib import Path
 
@@ -195,3 +196,28 @@ def test_a_temporary_folder_too_long_for_sockets_is_named(config, capsys, monkey
     monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "x" * 90)
     assert cli.main(["run", str(config)]) == 2
     assert "TMPDIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "0.0", "0.7", "1.5", "nan"])
+def test_s5_a_temperature_that_cannot_be_trained_is_refused_when_the_configuration_is_read(config, value):
+    with pytest.raises(ConfigurationError, match=r"rollout\.temperature"):
+        load(config, [f"rollout.temperature={value}"])
+
+
+def test_modules_beside_the_configuration_are_found_whatever_the_working_directory_is(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "project"
+    (folder / "players").mkdir(parents=True)
+    (folder / "players" / "beside.py").write_text("from tide_sdk.agents import chat_agent as play\n")
+    (folder / "config.toml").write_text(FAKE.format(root=ROOT) + '[agent]\nentry = "players.beside:play"\n')
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["run", str(folder / "config.toml"), "--dry-run"]) == 0
+    capsys.readouterr()
+    override = ["--set", "agent.entry=players.nobody:play"]
+    assert cli.main(["run", str(folder / "config.toml"), "--dry-run", *override]) == 2
+    told = capsys.readouterr().err
+    assert "agent.entry" in told
+    assert "players.nobody" in told
+    assert str(folder) in told
+    assert str(tmp_path / "elsewhere") in told

@@ -33,6 +33,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> TrainerSettings:
         raise ConfigurationError(str(path), f"is not valid TOML: {error}") from error
     for override in overrides:
         _apply(data, override)
+    agent = data.setdefault("agent", {})
+    if isinstance(agent, dict) and not agent.get("folder"):
+        agent["folder"] = str(Path(path).resolve().parent)
     try:
         return TrainerSettings.model_validate(data)
     except ValidationError as error:

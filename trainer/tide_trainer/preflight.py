@@ -16,6 +16,7 @@ from tide_sdk.agents import load_agent
 from tide_sdk.client import GatewayClient
 from tide_sdk.errors import TideError
 from tide_sdk.http import TransportError
+from tide_trainer.agent_modules import make_importable, where_looked
 from tide_trainer.errors import ConfigurationError
 from tide_trainer.images import ImageTokens
 from tide_trainer.persistence.migrate import check_database
@@ -30,14 +31,13 @@ _MAX_TEMPORARY_BYTES = 60
 
 def check(settings: TrainerSettings) -> None:
     """Raises ConfigurationError for the first thing that would stop the run."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    make_importable(settings.agent.folder)
     _check_temporary_folder()
     _check_installed(settings)
     _check_model(settings)
-    _check_agent("agent.entry", settings.agent.entry)
+    _check_agent("agent.entry", settings.agent.entry, settings.agent.folder)
     if settings.warm_start.enabled:
-        _check_agent("warm_start.demonstrator", settings.warm_start.demonstrator)
+        _check_agent("warm_start.demonstrator", settings.warm_start.demonstrator, settings.agent.folder)
     if settings.run.database_url:
         check_database(settings.run.database_url)
     if settings.gateway.url:
@@ -71,7 +71,7 @@ def _check_model(settings: TrainerSettings) -> None:
         _check_images(settings, folder)
         Renderer(folder)
     else:
-        _check_entry("model.words", settings.model.words)
+        _check_entry("model.words", settings.model.words, settings.agent.folder)
 
 
 def _check_images(settings: TrainerSettings, folder: Path) -> None:
@@ -82,22 +82,23 @@ def _check_images(settings: TrainerSettings, folder: Path) -> None:
         raise ConfigurationError("rollout.max_context_tokens", fix)
 
 
-def _check_agent(field: str, entry: str) -> None:
-    _check_entry(field, entry)
+def _check_agent(field: str, entry: str, folder: str) -> None:
+    _check_entry(field, entry, folder)
     try:
         load_agent(entry)
     except ValueError as error:
         raise ConfigurationError(field, str(error).replace("@tide_sdk.agent", "@agent of tide_sdk")) from error
 
 
-def _check_entry(field: str, entry: str) -> None:
+def _check_entry(field: str, entry: str, folder: str) -> None:
     module, separator, name = entry.partition(":")
     if not separator or not name:
         raise ConfigurationError(field, f"{entry!r} is not of the form module:function")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:
-        raise ConfigurationError(field, f"module {module!r} cannot be imported: {error!r}") from error
+        told = f"module {module!r} cannot be imported: {error!r}; {where_looked(folder)}"
+        raise ConfigurationError(field, told) from error
     if not callable(found):
         raise ConfigurationError(field, f"module {module!r} has no function {name!r}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tide_trainer.objectives import AdvantageSettings, LossSettings
 from tide_trainer.scheduling.settings import CtbSettings
@@ -123,6 +123,10 @@ class AgentSettings(Settings):
     entry: str = Field(
         default="tide_sdk.agents:chat_agent", pattern=r"^[\w.]+:\w+$", description="module:function of an @agent"
     )
+    folder: str = Field(
+        default="",
+        description="modules are looked for here too, beside the working directory; empty: the configuration's folder",
+    )
     num_workers: int = Field(default=1, ge=1, le=64, description="agent worker processes")
     max_tasks_per_worker: int = Field(default=512, ge=1, description="tasks that one worker plays at once")
     task_timeout_s: float = Field(
@@ -148,7 +152,7 @@ class RolloutSettings(Settings):
     )
     num_threads: int = Field(default=1, ge=1, description="CPU threads of one engine")
     temperature: float = Field(
-        default=1.0, gt=0, le=2, description="sampling temperature of training rollouts; never 0"
+        default=1.0, gt=0, le=2, description="sampling temperature of training rollouts; 1, that of all log-probs"
     )
     ready_timeout_s: float = Field(default=300, gt=0, description="seconds until an engine must serve")
     probe_interval_s: float = Field(default=2, gt=0, description="seconds between health probes of an engine")
@@ -158,6 +162,16 @@ class RolloutSettings(Settings):
     parity_tolerance: float = Field(
         default=1e-3, gt=0, description="largest allowed difference between the engine's and the trainer's log-probs"
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _trained_as_sampled(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError(
+                "must be 1: engine and trainer take log-probs at temperature 1, so what was sampled at another one "
+                "would be trained as if the policy had said it; leave it out"
+            )
+        return value
 
 
 class AlgorithmSettings(Settings):

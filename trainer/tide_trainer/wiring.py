@@ -246,6 +246,7 @@ class _Boot:
             argv = [sys.executable, "-m", "tide_trainer.loop.agent_worker", "--control", str(self._server.path)]
             argv += ["--name", f"{name}-{index}", "--agent", entry, "--gateway", url]
             argv += ["--max-tasks", str(self._settings.agent.max_tasks_per_worker)]
+            argv += ["--folder", self._settings.agent.folder]
             child = await self._processes.spawn(f"{name}-{index}", argv)
             channels.append(await self._joined(f"agent worker {name}-{index}", joined, child))
         return WorkerPool(channels, "policy", self._reporter_token)

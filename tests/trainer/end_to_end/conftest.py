@@ -50,7 +50,7 @@ every_train_steps = 2
 ENVIRONMENTS = """
 [environments.toy]
 command = ["tide-env", "serve", "toy_environment:Toy", "--uds", "{{uds}}", "--set", "delay_s={delay_s}",
-  "--capacity", "{{capacity}}"]
+  "--set", "fail_every={fail_every}", "--capacity", "{{capacity}}"]
 capacity = 256
 """
 
@@ -64,15 +64,17 @@ class Project:
         self.config.write_text(CONFIG.format(folder=folder, model=model))
         self.environment_delay(0)
 
-    def environment_delay(self, delay_s: float) -> None:
-        """Makes each turn of the environment last so long."""
-        (self.folder / "environments.toml").write_text(ENVIRONMENTS.format(delay_s=delay_s))
+    def environment_delay(self, delay_s: float, fail_every: int = 0) -> None:
+        """Makes each turn of the environment last so long, and every so-manieth of its tasks fail."""
+        text = ENVIRONMENTS.format(delay_s=delay_s, fail_every=fail_every)
+        (self.folder / "environments.toml").write_text(text)
 
     def start(self, *arguments: str, command: str = "run") -> subprocess.Popen[str]:
         """Starts `tide-train`; the marker variable finds what it leaves behind."""
+        path = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
             [sys.executable, "-m", "tide_trainer.cli", command, str(self.config), *arguments],
-            env=os.environ | {"PYTHONPATH": str(SUPPORT), "TIDE_TEST_MARK": str(self.folder)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "TIDE_TEST_MARK": str(self.folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

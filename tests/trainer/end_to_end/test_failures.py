@@ -106,3 +106,34 @@ def test_r6_nothing_is_left_when_the_main_process_is_killed(project):
     assert project.left_over(STOP_LIMIT_S) == []
     code, out = project.run("--max-steps", "1")
     assert code == 0, out[-3000:]
+
+
+def test_s4_failing_tasks_neither_stop_a_train_step_nor_become_reward_zero(project):
+    """5% of tasks fail by the agent's bug, 5% by the environment's, and an engine dies with calls in flight."""
+    project.environment_delay(0.02, fail_every=20)
+    kept = ["agent.entry=toy_environment:flaky", "rollout.num_ranks=2", "evaluation.every_train_steps=0"]
+    process = project.start("--max-steps", "5", *(word for setting in kept for word in ("--set", setting)))
+    project.wait_for(process, trained)
+    os.kill(project.children("fake_server")[0], signal.SIGKILL)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, out[-3000:]
+    assert len([record for record in project.records() if record["event"] == "train_step"]) == 5
+    folder = project.folder / "runs" / "toy"
+    with sqlite3.connect(folder / "trainer.sqlite3") as database:
+        taken = database.execute("select status, reason from groups").fetchall()
+        played = database.execute("select outcome, reward is null, count(*) from trajectories group by 1, 2").fetchall()
+        used = database.execute("select sum(status = 'trained') from groups").fetchone()
+    assert sum(project.last("end")["account"].values()) == len(taken)
+    assert used == (5 * 4,)
+    assert all(reason for status, reason in taken if status != "trained")
+    assert {status for status, _ in taken} <= {"trained", "dropped"}
+    # What failed has no reward at all, and what has none failed.
+    assert {outcome for outcome, without, _ in played if without} == {"agent_error"}
+    assert {outcome for outcome, without, _ in played if not without} == {"completed"}
+    failed = sum(num for outcome, _, num in played if outcome == "agent_error")
+    assert 0 < failed < 0.2 * sum(num for *_, num in played)
+    # The environment's and the engine's failures were there, and another attempt mended each.
+    with sqlite3.connect(folder / "gateway.sqlite3") as database:
+        (broken,) = database.execute("select count(*) from tasks where outcome_kind = 'failed'").fetchone()
+    assert broken > 0
+    assert len(project.last("train_step")["roles"]) == 2

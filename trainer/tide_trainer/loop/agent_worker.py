@@ -40,6 +40,7 @@ from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import TaskResult, TaskSpec
 from tide_sdk.runner import run_task
 from tide_sdk.wire import StartResponse
+from tide_trainer.agent_modules import make_importable
 from tide_trainer.channel import Channel, FrameTooLarge, Handler, connect_channel
 from tide_trainer.loop_lag import BlockedLoop, LoopLag
 from tide_trainer.settings import gateway_token
@@ -216,6 +217,7 @@ async def _report_lag(worker: AgentWorker, channel: Channel) -> None:
 
 async def work(arguments: argparse.Namespace) -> None:
     """Play tasks until SIGTERM or until the main process is gone."""
+    make_importable(arguments.folder)
     agent = load_agent(arguments.agent)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -247,11 +249,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tide_trainer.loop.agent_worker")
     parser.add_argument("--control", required=True, metavar="SOCKET", help="channel of the main process")
     parser.add_argument("--agent", required=True, metavar="MODULE:FUNCTION", help="an @agent function")
+    parser.add_argument("--folder", default="", metavar="DIR", help="its modules can be imported too")
     parser.add_argument("--gateway", required=True, metavar="URL", help="its token is taken from TIDE_GATEWAY_TOKEN")
     parser.add_argument("--name", default="agent-worker", help="what the main process calls it")
     parser.add_argument("--max-tasks", type=int, default=512, help="tasks at once; more wait in order")
     parser.add_argument("--max-block-s", type=float, default=300.0, help="end if the agent blocks the loop for longer")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for client in ("httpx", "httpx2"):  # below agents' frameworks; they log a line for each call
+        logging.getLogger(client).setLevel(logging.WARNING)
     uvloop.run(work(parser.parse_args()))
 
 

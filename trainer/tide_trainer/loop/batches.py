@@ -23,6 +23,7 @@ class BatchFigures:
         mean_turns: turns per trajectory.
         staleness_mean: mean of `V_buf - V_traj` over groups.
         staleness_max: its largest.
+        num_breaks: segments beyond the first of each trajectory: a turn went on from nothing that was captured.
         num_sampled_tokens: tokens that the engine sampled: what goodput counts.
     """
 
@@ -31,6 +32,7 @@ class BatchFigures:
     mean_turns: float
     staleness_mean: float
     staleness_max: int
+    num_breaks: int
     num_sampled_tokens: int
 
 
@@ -78,6 +80,7 @@ def batch_figures(groups: Seq[Group], buffer_version: int) -> BatchFigures:
         mean_turns=fmean(trajectory.turns for trajectory in trajectories) if trajectories else 0.0,
         staleness_mean=fmean(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
+        num_breaks=sum(max(0, len(trajectory.segments) - 1) for trajectory in trajectories),
         num_sampled_tokens=sum(sum(segment.sampled) for t in trajectories for segment in t.segments),
     )
 

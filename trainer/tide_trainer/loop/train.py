@@ -182,6 +182,7 @@ def _step_record(
         "staleness_mean": figures.staleness_mean,
         "staleness_max": figures.staleness_max,
         "num_sequences": report.num_sequences,
+        "num_breaks": figures.num_breaks,
         "num_trained_tokens": report.num_trained_tokens,
         "goodput_tokens_per_s": figures.num_sampled_tokens / wall_s if wall_s else 0.0,
         "generated_tokens": spent.completion_tokens,
