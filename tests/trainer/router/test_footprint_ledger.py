@@ -1,4 +1,4 @@
-"""Whatever happens to reports on their way, the scheduler counts for each task its newest one, or the router's measure."""
+"""Whatever happens to reports on their way, the scheduler counts a task's newest one, or the router's measure."""
 
 from __future__ import annotations
 
