@@ -21,15 +21,15 @@ class Cleanups:
     """The clean-ups of one task, newest last.
 
     Args:
-        limit_s: seconds for each.
+        limit_s: seconds for each, `CLEANUP_LIMIT_S` if None.
 
     Attributes:
         failures: what went wrong, in words, for the task's result.
     """
 
-    def __init__(self, limit_s: float = CLEANUP_LIMIT_S) -> None:
+    def __init__(self, limit_s: float | None = None) -> None:
         self.failures: list[str] = []
-        self._limit_s = limit_s
+        self._limit_s = CLEANUP_LIMIT_S if limit_s is None else limit_s
         self._pending: list[tuple[str, Close]] = []
 
     def push(self, name: str, close: Close) -> None:
@@ -52,7 +52,8 @@ class Cleanups:
             except TimeoutError as error:
                 self._failed(name, f"not done within {self._limit_s:g} s: {error}".removesuffix(": "))
             except Exception as error:  # noqa: BLE001 (the boundary: it is told in the task's result)
-                self._failed(name, f"{type(error).__name__}: {error}")
+                if error is not failure:  # a context manager may raise again what it was told
+                    self._failed(name, f"{type(error).__name__}: {error}")
             except asyncio.CancelledError as error:
                 self._failed(name, "cancelled")
                 task = asyncio.current_task()
