@@ -229,7 +229,7 @@ class _Boot:
         """The router's process."""
         joined = self._peers.expect("router")
         argv = [sys.executable, "-m", "tide_trainer.router", "--control", str(self._server.path)]
-        argv += ["--model-dir", str(self._model), "--image-folder", str(self._directory.path / "images")]
+        argv += ["--model-dir", str(self._model), "--image-folder", str(self._directory.images)]
         wanted = self._settings.model
         argv += ["--tool-format", wanted.tool_format, "--reasoning-format", wanted.reasoning_format]
         child = await self._processes.spawn("router", argv, announce=True, ready_timeout_s=_READY_S)
