@@ -17,5 +17,6 @@ async def play(ctx: AgentContext) -> None:
     model = client.with_options(base_url=ctx.openai_base_url, api_key=ctx.api_key)
     tools = {"tools": ctx.tools} if ctx.tools else {}
     while not ctx.done:
-        answer = await model.chat.completions.create(model=ctx.model, messages=ctx.messages, **tools)
+        messages = await ctx.sendable_messages()
+        answer = await model.chat.completions.create(model=ctx.model, messages=messages, **tools)
         await ctx.step(answer.choices[0].message.model_dump(exclude_none=True))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tide_sdk.agents import AgentThreads
 from tide_sdk.cleanup import closing, entered_plain
 from tide_sdk.context import AgentContext
+from tide_sdk.context_images import ContextImages
 from tide_sdk.environment import StartInfo
 from tide_sdk.instance import InstanceThread
 from tide_sdk.wire import ObservationResponse
@@ -121,6 +122,19 @@ class BlockingContext:
     def step(self, reply: Mapping[str, Any] | str) -> ObservationResponse:
         """See `AgentContext.step`."""
         return self._wait(self._ctx.step(reply))
+
+    @property
+    def images(self) -> ContextImages:
+        """Has the window that prunes images; `read_image` reads one."""
+        return self._ctx.images
+
+    def sendable_messages(self) -> list[dict[str, Any]]:
+        """See `AgentContext.sendable_messages`."""
+        return self._wait(self._ctx.sendable_messages())
+
+    def read_image(self, part: Mapping[str, Any]) -> bytes:
+        """See `ContextImages.read`."""
+        return self._wait(self._ctx.images.read(part))
 
     def report(self, **tokens: Any) -> bool:
         """See `AgentContext.report`."""

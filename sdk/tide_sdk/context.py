@@ -163,8 +163,7 @@ class AgentContext:
         self.done = observation.terminated or observation.truncated
         if not self.done and self._max_turns is not None and self.turn >= self._max_turns:
             self.done, self.limit = True, f"max_turns {self._max_turns}"
-        if not self.done:
-            await self.images.share(seen)
+        await self.images.offer(seen)
         return observation
 
     def add_tool(

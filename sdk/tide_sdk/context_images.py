@@ -26,6 +26,7 @@ from tide_sdk.images import (
     with_urls,
 )
 from tide_sdk.model import ModelEndpoint
+from tide_sdk.model_errors import RequestInvalid
 
 
 class ContextImages:
@@ -44,6 +45,7 @@ class ContextImages:
         self._model = model
         self._own: dict[str, bytes] = {}
         self._put: set[str] = set()
+        self._refused = False
         self.window: ImageWindow | None = ImageWindow()
 
     def take(self, messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,6 +83,19 @@ class ContextImages:
         if data is None:
             raise ValueError(f"part: its image is neither a reference nor a data URL: {url[:80]!r}")
         return data
+
+    async def offer(self, messages: Sequence[dict[str, Any]]) -> None:
+        """As `share`, before it is known whether the agent shows them to the model: a server that takes no images is no
+        fault yet.
+
+        Raises:
+            TideError, TransportError: as `share`.
+        """
+        if not self._refused:
+            try:
+                await self.share(messages)
+            except RequestInvalid:
+                self._refused = True
 
     async def share(self, messages: Sequence[dict[str, Any]]) -> None:
         """Put the images of the messages to the model's server, where it takes references; each one once.

@@ -86,7 +86,7 @@ async def run_task(
                     max_turns=agent.max_turns,
                     sampling=agent.sampling,
                 )
-                await ctx.images.share(ctx.messages)
+                await ctx.images.offer(ctx.messages)
                 result = await _play(agent, ctx)
             except TimeoutError as error:
                 if deadline.expired():

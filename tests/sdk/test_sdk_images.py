@@ -236,11 +236,31 @@ async def test_a_router_gets_each_image_once_and_references_after_that(play):
     server.lose = 1
     result, server, _ = await play(references=True, server=server)
     assert result.outcome == "completed"
-    assert server.images == {digest_of(data): data for data in pictures(3)}
+    assert server.images == {digest_of(data): data for data in pictures(4)}, "the last one is for the record"
     assert server.puts[0] == server.puts[1], "a lost answer is asked for again"
-    assert len(server.puts) == 4
+    assert len(server.puts) == 5
     for number, chat in enumerate(server.chats):
         assert [read_reference(url).digest for url in image_urls(chat)] == [digest_of(d) for d in pictures(number + 1)]
+
+
+async def test_a_model_without_images_fails_only_the_agent_that_shows_it_some(play):
+    class Blind(FakeServer):
+        async def request(self, method, path, body=None, **options):
+            if method == "PUT":
+                self.puts.append(path)
+                error = {"code": "images_unsupported", "message": "this model takes no images"}
+                return Response(400, {}, codec.dumps({"error": error}))
+            return await super().request(method, path, body, **options)
+
+    async def words_only(ctx):
+        while not ctx.done:
+            await ctx.step("x")
+
+    result, server, _ = await play(words_only, references=True, server=Blind())
+    assert (result.outcome, len(server.puts)) == ("completed", 1)
+    result, _, _ = await play(references=True, server=Blind())
+    assert result.outcome == "agent_error"
+    assert "takes no images" in result.error
 
 
 async def test_the_default_window_bounds_what_is_sent_and_an_agent_may_set_another(play):

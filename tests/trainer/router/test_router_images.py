@@ -7,12 +7,15 @@ import struct
 import zlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from vision_chat import PLACEHOLDER, make_vision_chat, screenshot
 
 from tide_sdk.image_window import ImageWindow
 from tide_sdk.images import ImageRef, data_url, digest_of, image
 from tide_trainer import types
+from tide_trainer.backends.fake_core import FakeCore, FakeSettings
 from tide_trainer.errors import ImageFailed
 from tide_trainer.images import ImageStore, check_spans
 from tide_trainer.router.openai_wire import ApiError
@@ -135,6 +138,33 @@ async def test_s3_ten_images_pruned_to_five_split_into_segments_whose_images_fit
         )
         for span in segment.images:
             assert not any(segment.sampled[span.start : span.start + span.num_tokens])
+
+
+async def test_an_engine_that_counts_by_itself_counts_the_same(shown, vision, tmp_path):
+    """The fake engine looks at pixels and placeholders as a real one does, and refuses what differs."""
+    size = max(vision._tokenizer.get_vocab().values()) + 1
+    folder = make_vision_chat(tmp_path / "fake")
+    save_file({"logits": np.zeros((size, size), np.float32)}, folder / "model.safetensors")
+    settings = FakeSettings(str(folder / "model.safetensors"), kv_tokens=4096, image_folder=str(shown.store.folder))
+    core = FakeCore(settings)
+
+    async def generate(prompt_ids, sampling, *, request_id=None, priority=0, timeout_s=None, images=()):
+        return await core.generate(request_id, prompt_ids, sampling, priority, images)
+
+    shown.seer.generate = generate
+    messages: list[dict] = []
+    for seed, width, height in ((1, 1280, 720), (2, 33, 500), (3, 56, 56)):
+        await put(shown, screenshot(seed, width, height))
+        messages.append(seen(screenshot(seed, width, height)))
+        status, body = await shown.chat(messages)
+        assert status == 200, body
+        messages.append(body["choices"][0]["message"])
+    (shown.store.folder / digest_of(screenshot(3, 56, 56))).unlink()
+    fresh = FakeCore(settings)
+    core = fresh
+    status, body = await shown.chat([*messages, {"role": "user", "content": "go"}])
+    assert (status, body["error"]["code"]) == (503, "engine_refused")
+    assert "is not in" in body["error"]["message"]
 
 
 async def test_the_same_words_around_another_image_are_another_history(shown):
