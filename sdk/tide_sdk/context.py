@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tide_sdk.cleanup import Cleanups, closing, entered
 from tide_sdk.client import GatewayClient
-from tide_sdk.context_images import ContextImages
+from tide_sdk.context_images import ContextImages, ImageContext
 from tide_sdk.environment import StartInfo
 from tide_sdk.errors import StoppedEarly
 from tide_sdk.footprints import FootprintReporter
@@ -24,15 +24,13 @@ class LimitReached(StoppedEarly):
     """The agent goes on although its limit is reached; the task is truncated."""
 
 
-class AgentContext:
+class AgentContext(ImageContext):
     """One task, from the agent's side.
 
     Attributes:
         task: what was asked for: parameters, seed, split, kind.
         task_id: the task's id at the gateway.
-        messages: the conversation so far, OpenAI chat messages; an agent may change it before it generates. Images are
-            references in it, see `sendable_messages`.
-        images: reads images, and has the window that prunes them.
+        messages: the conversation so far, OpenAI chat messages; an agent may change it before it generates.
         tools: OpenAI tool definitions that the model is offered: the environment's, then those of `add_tool`.
         turn: the number of the next turn.
         done: True once the environment has ended the task, or a limit has.
@@ -84,8 +82,7 @@ class AgentContext:
         self._report_as = report_as or started.task_id
         self._max_turns = max_turns
         self._sampling = dict(sampling or {})
-        self._cleanups = Cleanups()
-        self._local_tools = LocalTools()
+        self._cleanups, self._local_tools = Cleanups(), LocalTools()
 
     @property
     def openai_base_url(self) -> str:
@@ -122,15 +119,6 @@ class AgentContext:
         self.completion = await self._model.complete(messages, self.tools, **(self._sampling | sampling))
         return first_message(self.completion)
 
-    async def sendable_messages(self) -> list[dict[str, Any]]:
-        """The conversation as the model's server takes it, for agents with an OpenAI client of their own: images pruned
-        by the window of `images`, those that stay as references at a trainer's router, else as data URLs.
-
-        Raises:
-            ImageUnknown, TideError, RequestInvalid, TransportError: an image is not to be had; let it pass.
-        """
-        return await self.images.sendable(self.messages)
-
     async def step(self, reply: Mapping[str, Any] | str) -> ObservationResponse:
         """Give the reply to the environment; appends it and the observation's messages to `messages`.
 
@@ -154,16 +142,14 @@ class AgentContext:
             observation = await self._gateway.observe(self.task_id, self.turn, message)
         finally:
             self._acting = False
-        self.messages.append(message)
-        seen = self.images.take(item.as_dict() for item in observation.messages)
-        self.messages.extend(seen)
+        self.messages += [message, *self.images.take(item.as_dict() for item in observation.messages)]
         self.turn = observation.turn
         self.reward += observation.reward or 0.0
         self.observation = observation
         self.done = observation.terminated or observation.truncated
         if not self.done and self._max_turns is not None and self.turn >= self._max_turns:
             self.done, self.limit = True, f"max_turns {self._max_turns}"
-        await self.images.offer(seen)
+        await self.images.offer(self.messages)
         return observation
 
     def add_tool(
@@ -286,6 +272,5 @@ class AgentContext:
 
     def _check_limit(self, call: str) -> None:
         if self.limit is not None:
-            raise LimitReached(
-                f"ctx.{call}: the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
-            )
+            words = f"the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
+            raise LimitReached(f"ctx.{call}: {words}")

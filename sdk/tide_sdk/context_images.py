@@ -148,6 +148,27 @@ class ContextImages:
         return await self._gateway.blob(ref.digest)
 
 
+class ImageContext:
+    """What a task's context has for images.
+
+    Attributes:
+        messages: the conversation so far, with references in place of its images.
+        images: reads images, and has the window that prunes them.
+    """
+
+    messages: list[dict[str, Any]]
+    images: ContextImages
+
+    async def sendable_messages(self) -> list[dict[str, Any]]:
+        """The conversation as the model's server takes it, for agents with an OpenAI client of their own: images pruned
+        by the window of `images`, those that stay as references at a trainer's router, else as data URLs.
+
+        Raises:
+            ImageUnknown, TideError, RequestInvalid, TransportError: an image is not to be had; let it pass.
+        """
+        return await self.images.sendable(self.messages)
+
+
 def without_bytes(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with references in place of the images in them, for records: an image is named, not held."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from image_servers import Blobs, FakeServer
 from screenshot_environment import Screenshots, shown
 
 from tide_sdk import codec
@@ -123,25 +124,6 @@ def test_the_cache_is_bounded_and_gives_up_what_was_not_used():
     assert (cache.get("huge"), cache.num_bytes) == (None, 80)
 
 
-class Blobs:
-    """A gateway that answers `GET /blobs/` as scripted: bytes, an exception or a problem; the last one for ever."""
-
-    def __init__(self, *script) -> None:
-        self.script, self.paths = list(script), []
-
-    async def request(self, method, path, body=None, *, headers=None, timeout_s=None, idempotent=False):
-        self.paths.append(path)
-        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, bytes):
-            return Response(200, {"content-type": "image/png"}, answer)
-        return Response(answer[0], {}, codec.dumps(answer[1]))
-
-    async def aclose(self):
-        pass
-
-
 async def test_a_blob_is_read_again_until_it_is_the_one_and_then_kept(clock):
     data = KINDS["image/png"]
     http = Blobs(Disconnected("x"), (503, {"detail": "busy"}), data[:-1], data)
@@ -162,32 +144,6 @@ async def test_other_bytes_for_ever_are_an_error_and_so_is_what_is_no_digest(clo
     with pytest.raises(TideError) as missing:
         await gone.blob("0" * 64)
     assert missing.value.code == "not_found"
-
-
-class FakeServer:
-    """A model server that takes chats, and images where a router would."""
-
-    def __init__(self) -> None:
-        self.chats: list[list[dict]] = []
-        self.images: dict[str, bytes] = {}
-        self.puts: list[str] = []
-        self.lose = 0
-
-    async def request(self, method, path, body=None, *, headers=None, timeout_s=None, idempotent=False):
-        assert headers["Authorization"] == "Bearer key"
-        if method == "PUT":
-            self.puts.append(path)
-            assert headers["Content-Type"] == "image/png"
-            self.images[path.rpartition("/")[2]] = body
-            if self.lose:
-                self.lose -= 1
-                raise Disconnected("the answer was lost")
-            return Response(200, {}, b"{}")
-        self.chats.append(codec.loads(body)["messages"])
-        return Response(200, {}, codec.dumps({"choices": [{"message": {"content": "click"}, "finish_reason": "stop"}]}))
-
-    async def aclose(self):
-        pass
 
 
 @pytest.fixture

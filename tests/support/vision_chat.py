@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 import random
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tide_sdk.images import ImageRef, digest_of
 
 PLACEHOLDER = "<|image_pad|>"
 SPECIALS = [
@@ -82,3 +86,23 @@ def screenshot(seed: int, width: int = 100, height: int = 80, *, noisy_rows: int
     file = io.BytesIO()
     picture.save(file, "PNG", compress_level=1)
     return file.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG that says it has 60,000 x 60,000 pixels."""
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", len(head)) + b"IHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
+
+
+def seen(data: bytes, words: str = "look") -> dict[str, Any]:
+    """An observation that refers to an image."""
+    url = ImageRef(digest_of(data), "image/png").url
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": words}, {"type": "image_url", "image_url": {"url": url}}],
+    }
+
+
+def said(words: str = "click") -> dict[str, Any]:
+    return {"role": "assistant", "content": words}

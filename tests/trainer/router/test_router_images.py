@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from vision_chat import PLACEHOLDER, make_vision_chat, screenshot
+from vision_chat import PLACEHOLDER, bomb, make_vision_chat, said, screenshot, seen
 
 from tide_sdk.image_window import ImageWindow
 from tide_sdk.images import ImageRef, data_url, digest_of, image
@@ -37,19 +35,6 @@ def shown(router, vision, tmp_path):
     made.seer = made.engine(lambda _: [*vision.encode_after("click"), *vision.stop_token_ids])
     made.open(max_context_tokens=20_000)
     return made
-
-
-def seen(data: bytes, words: str = "look") -> dict:
-    """An observation that refers to an image."""
-    url = ImageRef(digest_of(data), "image/png").url
-    return {
-        "role": "user",
-        "content": [{"type": "text", "text": words}, {"type": "image_url", "image_url": {"url": url}}],
-    }
-
-
-def said(words: str = "click") -> dict:
-    return {"role": "assistant", "content": words}
 
 
 async def put(router, data: bytes, digest: str | None = None, **headers: str):
@@ -199,13 +184,6 @@ async def test_an_image_of_another_session_must_be_given_again(shown):
     assert (status, body["error"]["code"]) == (400, "image_unknown")
     assert (await put(shown, data))[0] == 200
     assert (await shown.chat([seen(data)]))[0] == 200
-
-
-def bomb() -> bytes:
-    """A PNG that says it has 60,000 x 60,000 pixels."""
-    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", len(head)) + b"IHDR" + head + struct.pack(">I", zlib.crc32(b"IHDR" + head))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
 
 
 async def test_what_is_no_whole_image_is_refused_and_not_kept(shown):
