@@ -205,7 +205,7 @@ async def test_two_ranks_of_which_one_has_no_image_agree_with_one_and_go_on_from
         await backend.start()
         missing = dataclasses.replace(sequences[0].images[0], digest="f" * 64)
         torn = dataclasses.replace(sequences[0], images=(missing, *sequences[0].images[1:]))
-        with pytest.raises(ValueError, match="is not in the image store"):
+        with pytest.raises(ImageFailed, match="is not in the image store"):
             await backend.train(TrainBatch("policy", (torn,)))
         await backend.train(TrainBatch("policy", sequences))
         published = load_file((await backend.publish(1)).path)

@@ -33,7 +33,7 @@ from tide_trainer.backends.training_wire import (
 )
 from tide_trainer.backends.whole_files import existing
 from tide_trainer.channel import Channel, ChannelError, ChannelServer, PeerError, serve_channel
-from tide_trainer.errors import BackendFailed, ConfigurationError
+from tide_trainer.errors import BackendFailed, ConfigurationError, ImageFailed
 from tide_trainer.images import ImageStore, ImageTokens, check_spans
 
 _STOP_S = 8.0
@@ -107,7 +107,8 @@ class FsdpBackend:
         """One optimizer update; see `protocols.TrainingBackend`.
 
         Raises:
-            ValueError: a sequence's parts do not fit together, or an image is not in the store.
+            ValueError: a sequence's parts do not fit together.
+            ImageFailed: an image is not in the store.
             BackendFailed: a rank died, was late, or the gradient is not finite (then nothing was changed).
         """
         began = time.monotonic()
@@ -190,11 +191,11 @@ class FsdpBackend:
             self._folder = None
 
     def _check_stored(self, images: Iterable[Sequence[types.ImageSpan]]) -> None:
-        """Raises ValueError for an image that is not there: a rank that finds it missing would leave the others."""
+        """Raises ImageFailed for an image that is not there: a rank that finds it missing would leave the others."""
         store = ImageStore(self._settings.image_folder)
         for digest in sorted({span.digest for spans in images for span in spans}):
             if not self._settings.image_folder or not store.path(digest).is_file():
-                raise ValueError(f"image {digest} is not in the image store {self._settings.image_folder!r}")
+                raise ImageFailed(f"image {digest} is not in the image store {self._settings.image_folder!r}")
 
     def _shares(self, packed: Sequence[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:
         """Rank -> micro-batches -> sequences."""
