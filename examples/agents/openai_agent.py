@@ -3,7 +3,7 @@
 tide-train run examples/quickstart.toml --set agent.entry=agents.openai_agent:play
 """
 
-from openai import AsyncOpenAI
+from openai import NOT_GIVEN, AsyncOpenAI
 
 from tide_sdk import AgentContext, agent
 
@@ -15,8 +15,8 @@ client = AsyncOpenAI(base_url="http://each-task-has-its-own", api_key="-", timeo
 async def play(ctx: AgentContext) -> None:
     """Ask the model, act, until the environment ends the task."""
     model = client.with_options(base_url=ctx.openai_base_url, api_key=ctx.api_key)
-    tools = {"tools": ctx.tools} if ctx.tools else {}
     while not ctx.done:
-        messages = await ctx.sendable_messages()
-        answer = await model.chat.completions.create(model=ctx.model, messages=messages, **tools)
+        answer = await model.chat.completions.create(
+            model=ctx.model, messages=await ctx.sendable_messages(), tools=ctx.tools or NOT_GIVEN
+        )
         await ctx.step(answer.choices[0].message.model_dump(exclude_none=True))

@@ -19,7 +19,7 @@ from tide_trainer.images import ImageStore, check_spans
 from tide_trainer.router.openai_wire import ApiError
 from tide_trainer.router.planning import check_images
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import read_segment, segment_data
+from tide_trainer.segments import read_segment, segment_data
 
 
 @pytest.fixture(scope="module")

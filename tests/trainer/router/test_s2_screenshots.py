@@ -26,7 +26,7 @@ from tide_trainer.channel import Channel, serve_channel
 from tide_trainer.cluster.local import LocalProcesses
 from tide_trainer.images import ImageStore, check_spans
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import read_segment
+from tide_trainer.segments import read_segment
 from tide_trainer.types import ImageSpan
 
 SUPPORT = Path(__file__).parents[2] / "support"

@@ -29,8 +29,9 @@ from tide_trainer.channel import Handler, PeerError
 from tide_trainer.engine_client import EngineClient
 from tide_trainer.router.calls import Calls, Engine
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import Capture, segment_data
+from tide_trainer.router.sessions import Capture
 from tide_trainer.router.state import Grant, Limits, Session
+from tide_trainer.segments import segment_data
 
 MAX_NAME_CHARS = 512
 MAX_ENDED = 4096

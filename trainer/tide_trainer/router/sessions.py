@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer import types
-from tide_trainer.images import check_spans
 from tide_trainer.router.prompt_images import PromptImages
 from tide_trainer.router.renderer import Renderer, RenderError
 from tide_trainer.router.replies import Expected, Reply, is_answer, opened_thinking, same_but_for_json
@@ -215,13 +214,9 @@ class Capture:
             closed.last, closed.answers = None, {}
         last = reply.token_ids[-1] if reply.token_ids else -1
         stop = self._renderer.token_text(last) if last in self._renderer.stop_token_ids else ""
-        in_place = self._renderer.decode_after(reply.token_ids)
-        if turn.raw:
-            segment.last = LastTurn(turn.text, in_place, "", (in_place,), has_calls=False)
-        else:
-            answered = reply.text + stop
-            endings = (answered,) if answered == in_place else (answered, in_place)
-            segment.last = LastTurn(turn.text, reply.text, stop, endings, reply.has_calls)
+        answered, in_place = reply.text + stop, self._renderer.decode_after(reply.token_ids)
+        endings = (in_place,) if turn.raw or answered == in_place else (answered, in_place)
+        segment.last = LastTurn(turn.text, reply.text, stop, endings, reply.has_calls)
         segment.answers = turn.answers
         if reply.shown is not None and not turn.raw:
             segment.answers = {**turn.answers, turn.place: (reply.message, reply.shown)}
@@ -264,32 +259,3 @@ class Capture:
     def segments(self) -> list[types.Segment]:
         """All segments, in the order in which they were last extended."""
         return [segment.freeze() for segment in self._segments]
-
-
-def segment_data(segment: types.Segment) -> dict[str, Any]:
-    """A segment as it crosses the channel."""
-    data: dict[str, Any] = {
-        "token_ids": segment.token_ids,
-        "sampled": segment.sampled,
-        "logprobs": segment.logprobs,
-        "versions": segment.versions,
-    }
-    if segment.images:
-        data["images"] = [(span.start, span.num_tokens, span.digest) for span in segment.images]
-    return data
-
-
-def read_segment(data: Mapping[str, Any]) -> types.Segment:
-    """The inverse of `segment_data`. Raises ValueError if the lists differ in length, or images do not fit the ids."""
-    lists = [tuple(data[name]) for name in ("token_ids", "sampled", "logprobs", "versions")]
-    if len({len(values) for values in lists}) != 1:
-        raise ValueError("the lists of a segment differ in length")
-    images = tuple(types.ImageSpan(*span) for span in data.get("images", ()))
-    segment = types.Segment(*lists, images)
-    if images:
-        # Whatever the model's placeholder is: all ids of all images are it, and no other id is.
-        place = images[0].start
-        check_spans(segment.token_ids, images, segment.token_ids[place] if place < len(segment.token_ids) else None)
-        if any(any(segment.sampled[span.start : span.start + span.num_tokens]) for span in images):
-            raise ValueError("an id inside an image counts as sampled")
-    return segment
