@@ -17,6 +17,6 @@ async def play(ctx: AgentContext) -> None:
     model = client.with_options(base_url=ctx.openai_base_url, api_key=ctx.api_key)
     while not ctx.done:
         answer = await model.chat.completions.create(
-            model=ctx.model, messages=ctx.messages, tools=ctx.tools or NOT_GIVEN
+            model=ctx.model, messages=await ctx.sendable_messages(), tools=ctx.tools or NOT_GIVEN
         )
         await ctx.step(answer.choices[0].message.model_dump(exclude_none=True))

@@ -1,11 +1,11 @@
-"""Large bodies as files named by their content's hash, so that a screenshot costs SQL one short reference.
+"""Large bodies, and images, as files named by their content's hash, so that they cost SQL one short reference.
 
 A stored body is a JSON object and so begins with a brace; a reference begins with `blob:`. Files are written before the
 row that names them is committed; the same content is the same file.
 
-    put      -> touch the file, or write it where there is none -> the row is committed within a transaction's time
-    find_old -> touched by nobody for long -> the caller takes out what rows name
-    remove   -> moved aside -> touched since? put back : deleted
+    put, keep -> touch the file, or write it where there is none -> the row is committed within a transaction's time
+    find_old  -> touched by nobody for long -> the caller takes out what rows name
+    remove    -> moved aside -> touched since? put back : deleted
 
 Whoever names a file touches it first, so that one which was moved aside untouched is named by no row to come; a file
 that was moved aside first is written anew.
@@ -61,6 +61,11 @@ class BlobStore:
         if len(body) <= MAX_INLINE_BYTES:
             return body
         name = hashlib.sha256(body).hexdigest()
+        self.keep(name, body)
+        return _MARK + name.encode()
+
+    def keep(self, name: str, body: bytes) -> None:
+        """Keep a body of any size, of which the caller knows the hash."""
         path = self._path(name)
         try:
             os.utime(path)
@@ -78,7 +83,6 @@ class BlobStore:
             # Also of a file that another call has just moved here.
             for folder in (path.parent, self._folder):
                 _sync(folder)
-        return _MARK + name.encode()
 
     def get(self, stored: bytes) -> bytes:
         """The body that a row's value stands for.
@@ -87,8 +91,14 @@ class BlobStore:
             FileNotFoundError: the blob's file was removed.
         """
         name = name_in(stored)
-        if name is None:
-            return stored
+        return stored if name is None else self.read(name)
+
+    def read(self, name: str) -> bytes:
+        """What was kept under a hash.
+
+        Raises:
+            FileNotFoundError: its file was removed.
+        """
         path = self._path(name)
         try:
             return path.read_bytes()

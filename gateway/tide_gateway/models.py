@@ -103,6 +103,20 @@ class TurnRow(Base):
     answered_s: Mapped[float | None] = mapped_column(Float)
 
 
+class TaskImageRow(Base):
+    """An image that some observation of a task shows; its bytes are a file (`tide_gateway.blobs`) of that name.
+
+    Attributes:
+        digest: SHA-256 (hex) of its bytes. Whose tasks have it may read it, and while a row has it it is kept.
+    """
+
+    __tablename__ = "task_images"
+    __table_args__ = (Index("ix_task_images_digest", "digest"),)
+
+    task_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+
+
 class EventRow(Base):
     """One line of a task's history, for people and for tests; turns are in `turns`."""
 

@@ -28,6 +28,13 @@ class Result(NamedTuple):
     at_s: float
 
 
+class StoredImage(NamedTuple):
+    """An image of an observation; its digest is the SHA-256 (hex) of its bytes."""
+
+    digest: str
+    data: bytes
+
+
 class Event(NamedTuple):
     """One line of a task's history."""
 
@@ -43,6 +50,7 @@ class Change(NamedTuple):
         after: the task as it shall be; its `version` is one above the stored one.
         request: the start's body, for a task that is new.
         first: the first observation, with the commit that ends the start.
+        images: what `first` or the result refers to.
     """
 
     after: Task
@@ -51,6 +59,7 @@ class Change(NamedTuple):
     intent: Intent | None = None
     result: Result | None = None
     events: tuple[Event, ...] = ()
+    images: tuple[StoredImage, ...] = ()
 
     @property
     def only_moves(self) -> bool:

@@ -65,14 +65,17 @@ def _check_named_version(value: bytes) -> None:
         raise TideError("invalid", words, field=CONTRACT_HEADER)
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, count: BodyCount | None = None) -> bytes:
-    """The whole body of a JSON call, received within `BODY_LIMIT_S`.
+async def read_body(
+    scope: Scope, receive: Receive, max_bytes: int, count: BodyCount | None = None, *, media_type: bytes = _JSON_TYPE
+) -> bytes:
+    """The whole body of a call, received within `BODY_LIMIT_S`.
 
     Args:
         scope: of the request.
         receive: gives the body.
         max_bytes: a larger one is refused.
         count: is told of each byte before it is kept.
+        media_type: what the body must be; with a slash at its end any such type, as `image/`.
 
     Raises:
         TideError: 413, 415, 422 for another contract version or a body that does not come, or what `count` raises.
@@ -92,8 +95,10 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, count: BodyC
             _check_named_version(value)
     if num_bytes > max_bytes:
         raise _too_large(max_bytes)
-    if content_type != _JSON_TYPE and content_type.partition(b";")[0].strip().lower() != _JSON_TYPE:
-        raise TideError("media_type", "send the body with Content-Type: application/json")
+    if content_type != media_type:
+        found = content_type.partition(b";")[0].strip().lower()
+        if found != media_type and not (media_type.endswith(b"/") and found.startswith(media_type)):
+            raise TideError("media_type", f"send the body with Content-Type: {media_type.decode()}")
     if count is not None:
         count.expect(num_bytes)
     try:

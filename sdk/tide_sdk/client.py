@@ -20,10 +20,12 @@ from tide_sdk.http import read_json
 from tide_sdk.http_connection import ProtocolFailed, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client
-from tide_sdk.retries import Backoff, may_retry, place_wait_s
+from tide_sdk.image_cache import ImageCache, blob_reader
+from tide_sdk.retries import Backoff, asked_s, may_retry, place_wait_s
 from tide_sdk.wire import (
     CONTRACT_HEADER,
     CONTRACT_VERSION,
+    IMAGES_HEADER,
     CapacityView,
     EndResponse,
     EpochResponse,
@@ -53,6 +55,7 @@ class GatewayClient:
         timeout_s: deadline of one try; an environment that takes longer is joined again by the next.
         deadline_s: deadline of a whole call with all its tries and waits.
         max_in_flight: calls at once; further ones wait in order.
+        references: images of observations come as references; `blob` reads them, and keeps `cache_bytes` in memory.
         backoff: the waits between tries.
         http: another transport, for tests; the client closes it.
         now: a monotonic clock in seconds.
@@ -68,6 +71,8 @@ class GatewayClient:
         timeout_s: float = 60.0,
         deadline_s: float = 900.0,
         max_in_flight: int = 1024,
+        references: bool = False,
+        cache_bytes: int = 64 * 1024 * 1024,
         backoff: Backoff | None = None,
         http: HttpClient | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -77,7 +82,11 @@ class GatewayClient:
         headers = {CONTRACT_HEADER: str(CONTRACT_VERSION)}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
+        if references:
+            headers[IMAGES_HEADER] = "reference"
         self.url = url
+        self.references = references
+        self._images = ImageCache(cache_bytes)
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
         self._backoff = backoff or Backoff()
@@ -210,6 +219,20 @@ class GatewayClient:
         """
         return await self._call("GET", path, None, idempotent=True, deadline_s=deadline_s)
 
+    async def blob(self, digest: str, *, deadline_s: float | None = None) -> bytes:
+        """The bytes of an image by the digest in its reference; they have that SHA-256.
+
+        Raises:
+            TideError: the server refused; `not_found` where no task of the caller shows it.
+            TransportError: no answer within the deadline, or other bytes each time.
+        """
+        data = self._images.get(digest)
+        if data is None:
+            path, read = f"/blobs/{digest}", blob_reader(digest)
+            data = await self._call("GET", path, None, idempotent=True, deadline_s=deadline_s, read=read)
+            self._images.put(digest, data)
+        return data
+
     async def aclose(self) -> None:
         """Close all connections; safe to repeat."""
         await self._http.aclose()
@@ -229,12 +252,18 @@ class GatewayClient:
     async def _post(
         self, model: type[M], path: str, payload: Any, *, idempotent: bool = True, deadline_s: float | None = None
     ) -> M:
-        body = codec.dumps(payload)
-        data = await self._call("POST", path, body, idempotent=idempotent, deadline_s=deadline_s)
+        data = await self._call("POST", path, codec.dumps(payload), idempotent=idempotent, deadline_s=deadline_s)
         return self._read(model, data)
 
     async def _call(
-        self, method: str, path: str, body: bytes | None, *, idempotent: bool, deadline_s: float | None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        idempotent: bool,
+        deadline_s: float | None,
+        read: Callable[[Response], Any] = read_json,
     ) -> Any:
         end_s = self._now() + (self._deadline_s if deadline_s is None else deadline_s)
         num_failures = 0
@@ -243,14 +272,14 @@ class GatewayClient:
             response: Response | None = None
             try:
                 response = await self._http.request(method, path, body, timeout_s=timeout_s, idempotent=idempotent)
-                return read_json(response)
+                return read(response)
             except (TransportError, TideError) as error:
                 num_failures += 1
                 if not may_retry(error, idempotent=idempotent):
                     raise
                 wait_s = place_wait_s(error, self._jitter())
                 if wait_s is None:
-                    wait_s = self._backoff.wait_s(num_failures, self._jitter(), _asked_s(response))
+                    wait_s = self._backoff.wait_s(num_failures, self._jitter(), asked_s(response))
                 if self._now() + wait_s >= end_s:
                     error.add_note(f"given up after {num_failures} tries of {method} {path}")
                     raise
@@ -268,10 +297,4 @@ class _TaskPage(Wire):
     next: str | None = None
 
 
-class _Capacities(RootModel[dict[str, CapacityView]]):
-    pass
-
-
-def _asked_s(response: Response | None) -> float | None:
-    value = "" if response is None else response.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None
+_Capacities = RootModel[dict[str, CapacityView]]

@@ -10,26 +10,16 @@ from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from tide_sdk import codec
-from tide_sdk.errors import TideError
 from tide_sdk.http_connection import ConnectFailed, ProtocolFailed, QueueFull, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client
+from tide_sdk.images import ImageRef
+from tide_sdk.model_errors import ModelRefused, failure_of, parse_body
 from tide_sdk.retries import Backoff
 
+IMAGE_LIMIT_S = 120.0
+"""Deadline for giving the server an image."""
 _RETRIED_STATUS = frozenset({429, 503})
-_REFUSED_STATUS = frozenset({400, 403, 404, 405, 413, 415, 422})
-
-
-class ModelRefused(Exception):
-    """The model's server refuses this request, or the model declined to answer."""
-
-
-class ContextOverflow(Exception):
-    """The conversation no longer fits the model's context."""
-
-
-class ModelStopped(Exception):
-    """The server has given this task up (410): nothing more will be answered."""
 
 
 class ModelEndpoint:
@@ -45,6 +35,8 @@ class ModelEndpoint:
         sampling: defaults of every call, for example `{"temperature": 1.0, "max_tokens": 64}`.
         timeout_s: deadline of a call; long, because a scheduler may hold it back.
         max_in_flight: calls at once.
+        image_references: the server takes references to images that were put there (`put_image`), as a trainer's router
+            does; every other gets the images themselves.
         http: another transport to the URL's host, for tests.
         sleep: waits that many seconds.
     """
@@ -58,6 +50,7 @@ class ModelEndpoint:
         sampling: Mapping[str, Any] | None = None,
         timeout_s: float = 3600.0,
         max_in_flight: int = 1024,
+        image_references: bool = False,
         http: HttpClient | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -65,6 +58,7 @@ class ModelEndpoint:
         self.api_key = api_key
         self.model = model
         self.sampling = dict(sampling or {})
+        self.image_references = image_references
         self._timeout_s = timeout_s
         self._origin, self._path = _split(self.base_url)
         self._http = http or open_client(self._origin, max_in_flight=max_in_flight, timeout_s=timeout_s)
@@ -86,6 +80,7 @@ class ModelEndpoint:
             api_key=self.api_key if api_key is None else api_key,
             sampling=self.sampling,
             timeout_s=self._timeout_s,
+            image_references=self.image_references,
             http=self._http,
             sleep=self._sleep,
         )
@@ -96,22 +91,40 @@ class ModelEndpoint:
         """Ask for one chat completion: the whole answer, with `choices` and `usage`.
 
         Raises:
-            ContextOverflow: the server answered 400 with the code `context_length_exceeded`.
-            ModelRefused: another refusal of this very request.
+            ContextOverflow: the server says, by a code or in words, that the messages do not fit its context.
+            ModelRefused: a content filter held the request back.
             ModelStopped: 410.
+            RequestInvalid: 400, 413 or 422 for another reason.
             TransportError: no answer, or the server failed.
+            TideError: `unauthorized`, the server refuses the key.
         """
         payload: dict[str, Any] = {"model": self.model, "messages": list(messages)}
         if tools:
             payload["tools"] = list(tools)
         body = codec.dumps(payload | self.sampling | sampling)
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else None
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._ask(body, headers)
+                response = await self._ask("POST", f"{self._path}/chat/completions", body, {})
         except TimeoutError as error:
             raise TransportError(f"{self.base_url}: no completion within {self._timeout_s} s") from error
         return _read(response)
+
+    async def put_image(self, ref: ImageRef, data: bytes) -> None:
+        """Give the server an image, which messages may then refer to; safe to repeat.
+
+        Raises:
+            ModelStopped: 410.
+            RequestInvalid: it does not take this image, or none.
+            TransportError: no answer, or the server failed.
+        """
+        headers = {"Content-Type": ref.media_type}
+        path = f"{self._path}/images/{ref.digest}"
+        try:
+            async with asyncio.timeout(IMAGE_LIMIT_S):
+                response = await self._ask("PUT", path, data, headers, idempotent=True)
+        except TimeoutError as error:
+            raise TransportError(f"{self.base_url}: an image was not taken within {IMAGE_LIMIT_S} s") from error
+        _read(response)
 
     async def aclose(self) -> None:
         """Close the shared connections; safe to repeat."""
@@ -125,17 +138,21 @@ class ModelEndpoint:
     ) -> None:
         await self.aclose()
 
-    async def _ask(self, body: bytes, headers: Mapping[str, str] | None) -> Response:
+    async def _ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, idempotent: bool = False
+    ) -> Response:
+        sent = {**headers, "Authorization": f"Bearer {self.api_key}"} if self.api_key else headers
         num_failures = 0
         while True:
             try:
                 response = await self._http.request(
-                    "POST", f"{self._path}/chat/completions", body, headers=headers, timeout_s=self._timeout_s
+                    method, path, body, headers=sent, timeout_s=self._timeout_s, idempotent=idempotent
                 )
                 if response.status not in _RETRIED_STATUS:
                     return response
-            except (ConnectFailed, QueueFull):
-                if num_failures >= 8:
+            except TransportError as error:
+                # What was lost on its way may have been sampled.
+                if num_failures >= 8 or not (idempotent or isinstance(error, (ConnectFailed, QueueFull))):
                     raise
             num_failures += 1
             await self._sleep(self._backoff.wait_s(num_failures, random.random()))  # noqa: S311 (spreads callers)
@@ -162,27 +179,15 @@ def first_message(completion: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(response: Response) -> dict[str, Any]:
+    if response.status >= 400:
+        raise failure_of(response.status, parse_body(response.body))
     try:
         data = codec.loads(response.body)
     except codec.CodecError:
         data = None
-    if response.status < 400:
-        if not isinstance(data, dict):
-            raise ProtocolFailed("the completion is not a JSON object")
-        return cast("dict[str, Any]", data)
-    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-    inner = fields.get("error", fields)
-    error = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {"message": str(inner)}
-    words = str(error.get("message") or error.get("detail") or response.body[:300].decode("utf-8", "replace"))[:1000]
-    if response.status == 400 and error.get("code") == "context_length_exceeded":
-        raise ContextOverflow(words)
-    if response.status == 410:
-        raise ModelStopped(words)
-    if response.status in _REFUSED_STATUS:
-        raise ModelRefused(f"HTTP {response.status}: {words}")
-    if response.status == 401:
-        raise TideError("unauthorized", f"the model's server refuses the key: {words}")
-    raise TransportError(f"the model's server failed with HTTP {response.status}: {words}")
+    if not isinstance(data, dict):
+        raise ProtocolFailed("the completion is not a JSON object")
+    return cast("dict[str, Any]", data)
 
 
 def _split(url: str) -> tuple[str, str]:

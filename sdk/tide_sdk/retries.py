@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tide_sdk.errors import TideError
 from tide_sdk.http_connection import ConnectFailed, QueueFull, TransportError
+from tide_sdk.http_parse import Response
 
 _WAITABLE = frozenset({"unavailable", "capacity", "paused"})
 """Codes by which a server says that it did not act and that a later call can succeed."""
@@ -35,6 +36,12 @@ class Backoff:
         """
         wait_s = min(self.max_s, self.first_s * self.factor ** min(num_failures - 1, 30))
         return max(wait_s * (0.5 + 0.5 * jitter), asked_s or 0.0)
+
+
+def asked_s(response: Response | None) -> float | None:
+    """Seconds that an answer's Retry-After asks for, None where it asks for none."""
+    value = "" if response is None else response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None
 
 
 def place_wait_s(error: Exception, jitter: float) -> float | None:

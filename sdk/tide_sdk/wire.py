@@ -16,6 +16,9 @@ from tide_sdk.clocks import ClockName, TaskState
 
 CONTRACT_VERSION = 1
 CONTRACT_HEADER = "Tide-Contract"
+IMAGES_HEADER = "Tide-Images"
+"""Of a call to a gateway: `reference` asks for observations whose images are references; any other value, or none, for
+the images themselves."""
 MAX_LIMIT_S = 30 * 24 * 3600.0
 MAX_EPOCH = 2**63 - 1
 MAX_KEY_CHARS = 512

@@ -218,7 +218,7 @@ def test_the_command_migrates_a_new_file(tmp_path, capsys):
     arguments = ["migrate", "--database", f"sqlite:///{tmp_path / 'new.db'}"]
     assert cli.main(arguments) == 0
     assert cli.main(arguments) == 0
-    assert "gateway_0002" in capsys.readouterr().out
+    assert "gateway_0003" in capsys.readouterr().out
 
 
 def test_alembic_by_hand_takes_the_side_by_name(empty_url):

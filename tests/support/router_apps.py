@@ -12,12 +12,13 @@ from typing import Any
 import uvicorn
 
 from tide_trainer import types
+from tide_trainer.images import ImageStore
 from tide_trainer.router.app import RouterApp
 from tide_trainer.router.calls import Calls
 from tide_trainer.router.control import Control
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.sessions import read_segment
 from tide_trainer.router.state import Limits
+from tide_trainer.segments import read_segment
 
 
 @dataclass
@@ -26,12 +27,16 @@ class ScriptedEngine:
 
     say: Callable[[list[int]], Any]
     sent: list[list[int]] = field(default_factory=list)
+    images: list[tuple[types.ImageSpan, ...]] = field(default_factory=list)
     sampled: list[tuple[int, ...]] = field(default_factory=list)
     samplings: list[types.Sampling] = field(default_factory=list)
     closed: bool = False
 
-    async def generate(self, prompt_ids, sampling, *, request_id=None, priority=0, timeout_s=None) -> types.Completion:
+    async def generate(
+        self, prompt_ids, sampling, *, request_id=None, priority=0, timeout_s=None, images=()
+    ) -> types.Completion:
         self.sent.append(list(prompt_ids))
+        self.images.append(tuple(images))
         self.samplings.append(sampling)
         said = self.say(prompt_ids)
         said = await said if asyncio.iscoroutine(said) else said
@@ -53,9 +58,10 @@ class Router:
     limits: Limits = field(default_factory=lambda: Limits(hold_timeout_s=20.0))
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     auto_rank: str | None = "r0"
+    images: ImageStore | None = None
 
     def __post_init__(self) -> None:
-        self.calls = Calls(self.renderer, self.notify, self.limits, "policy")
+        self.calls = Calls(self.renderer, self.notify, self.limits, "policy", self.images)
         self.engines: dict[str, ScriptedEngine] = {}
         self.control = Control(
             self.renderer, self.calls, self.limits, lambda: 0.0, lambda url, token: self.engines[url]
@@ -88,7 +94,7 @@ class Router:
 
     async def call(self, method: str, path: str, body: Any = None, *, key: str = "key-of-s", gone=None, **headers: str):
         """One ASGI request; `gone` is an event that stands for the client's going away."""
-        raw = b"" if body is None else json.dumps(body).encode()
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         pairs = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
         scope = {
             "type": "http",

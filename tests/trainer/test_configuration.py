@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import socket
 import sqlite3
 import sys
@@ -56,6 +57,8 @@ def config(tmp_path, monkeypatch):
         ("warm_start.enabled=true", "", "demonstrator"),
         ("model.path=nowhere", "model.path", "config.json"),
         ("model.words=tide_environments.babyai:none", "model.words", "no function"),
+        ("model={vision=true, hidden_size=64}", "model", "32 * num_heads"),
+        ("model={vision=true, path='x'}", "model", "leave it out"),
         ("agent.entry=no_such_module:agent", "agent.entry", "cannot be imported"),
         ("agent.entry=json:dumps", "agent.entry", "@agent"),
         ("gateway.environments=nowhere.toml", "gateway.environments", "is no file"),
@@ -90,6 +93,35 @@ def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path, capsys):
     (tmp_path / "bad.toml").write_text("a = = 1")
     assert cli.main(["run", str(tmp_path / "bad.toml")]) == 2
     assert "not valid TOML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "field", "fix"),
+    [
+        ({"config.json": {"model_type": "llava", "vision_config": {}}}, "model.path", "qwen2_vl, qwen2_5_vl"),
+        ({"config.json": {"model_type": "qwen2_vl", "image_token_id": 7}}, "model.path", "preprocessor_config.json"),
+        (
+            {
+                "config.json": {"model_type": "qwen2_vl", "image_token_id": 7},
+                "preprocessor_config.json": {"min_pixels": 28 * 28 * 625},
+                "tokenizer.json": {"added_tokens": [{"id": 7, "content": "<|image_pad|>"}]},
+            },
+            "rollout.max_context_tokens",
+            "takes 625 tokens, and prompts may have 508",
+        ),
+    ],
+    ids=["another family", "a file is missing", "no room"],
+)
+def test_a_model_of_images_that_cannot_be_used_is_found_before_anything_starts(config, capsys, files, field, fix):
+    folder = config.parent / "seeing"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    assert cli.main(["run", str(config), "--set", f"model.path={folder}"]) == 2
+    error = capsys.readouterr().err
+    assert field in error
+    assert fix in error
+    assert not (config.parent / "runs").exists()
 
 
 def test_a_port_in_use_is_found_before_anything_starts(config, capsys):

@@ -69,6 +69,7 @@ class EngineClient:
         request_id: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        images: Sequence[types.ImageSpan] = (),
     ) -> types.Completion:
         """Samples one completion; a cancelled or late call is also aborted in the engine.
 
@@ -78,22 +79,24 @@ class EngineClient:
             request_id: unique among the calls in flight; made up if None.
             priority: lower is served first.
             timeout_s: deadline of this call in seconds.
+            images: the prompt's, in order; their files are in the run's image store.
 
         Raises:
             EngineFailed: the engine is gone, broken or late.
             EngineRefused: it is up and does not take this call; `reason` says why.
         """
         request_id = request_id or secrets.token_hex(8)
-        body = codec.dumps(
-            {
-                "request_id": request_id,
-                "prompt_ids": prompt_ids if isinstance(prompt_ids, (list, tuple)) else list(prompt_ids),
-                "temperature": sampling.temperature,
-                "max_new_tokens": sampling.max_new_tokens,
-                "stop_token_ids": sampling.stop_token_ids,
-                "priority": priority,
-            }
-        )
+        asked: dict[str, Any] = {
+            "request_id": request_id,
+            "prompt_ids": prompt_ids if isinstance(prompt_ids, (list, tuple)) else list(prompt_ids),
+            "temperature": sampling.temperature,
+            "max_new_tokens": sampling.max_new_tokens,
+            "stop_token_ids": sampling.stop_token_ids,
+            "priority": priority,
+        }
+        if images:
+            asked["images"] = [(span.start, span.num_tokens, span.digest) for span in images]
+        body = codec.dumps(asked)
         try:
             response = await self._http.request("POST", "/tide/generate", body, timeout_s=timeout_s)
         except http.ConnectFailed as error:

@@ -19,9 +19,15 @@ from tide_trainer.types import RankId
 
 
 def make_engine(
-    settings: TrainerSettings, rank: RankId, model: Path, version: int, processes: LocalProcesses, directory: Path
+    settings: TrainerSettings,
+    rank: RankId,
+    model: Path,
+    version: int,
+    processes: LocalProcesses,
+    directory: Path,
+    images: Path,
 ) -> EngineProcess:
-    """The engine of one rollout rank, whose weights in the model folder are `version`."""
+    """The engine of one rollout rank, whose weights in the model folder are `version`; `images` is the run's store."""
     rollout = settings.rollout
     seed = settings.run.seed * 1000 + rank.index
     if rollout.engine == "fake":
@@ -33,6 +39,7 @@ def make_engine(
             max_context_tokens=rollout.max_context_tokens,
             max_running=rollout.max_running,
             seed=seed,
+            image_folder=str(images),
         )
         return FakeEngine(
             rank,
@@ -51,6 +58,7 @@ def make_engine(
         max_running=rollout.max_running,
         num_threads=rollout.num_threads,
         seed=seed,
+        image_folder=str(images),
     )
     return VllmEngine(
         rank,
@@ -62,8 +70,10 @@ def make_engine(
     )
 
 
-def make_backend(settings: TrainerSettings, model: Path, processes: LocalProcesses, directory: Path) -> TrainingBackend:
-    """The Actor ranks; weights are published to `directory`, best on a tmpfs."""
+def make_backend(
+    settings: TrainerSettings, model: Path, processes: LocalProcesses, directory: Path, images: Path
+) -> TrainingBackend:
+    """The Actor ranks; weights are published to `directory`, best on a tmpfs; `images` is the run's store."""
     train = settings.train
     if train.backend == "fake":
         fake = FakeTrainingSettings(
@@ -85,6 +95,7 @@ def make_backend(settings: TrainerSettings, model: Path, processes: LocalProcess
         weight_decay=train.weight_decay,
         max_grad_norm=train.max_grad_norm,
         micro_batch_tokens=train.micro_batch_tokens,
+        image_folder=str(images),
         loss=settings.algorithm.loss,
         boot_timeout_s=train.timeout_s,
         timeout_s=train.timeout_s,

@@ -18,6 +18,7 @@ from tide_sdk.errors import TideError
 from tide_sdk.http import TransportError
 from tide_trainer.agent_modules import make_importable, where_looked
 from tide_trainer.errors import ConfigurationError
+from tide_trainer.images import ImageTokens
 from tide_trainer.persistence.migrate import check_database
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.settings import TrainerSettings, gateway_token
@@ -67,9 +68,18 @@ def _check_model(settings: TrainerSettings) -> None:
         folder = Path(settings.model.path)
         if not (folder / "config.json").is_file():
             raise ConfigurationError("model.path", f"{folder} has no config.json; give a Hugging Face model folder")
+        _check_images(settings, folder)
         Renderer(folder)
     else:
         _check_entry("model.words", settings.model.words, settings.agent.folder)
+
+
+def _check_images(settings: TrainerSettings, folder: Path) -> None:
+    tokens = ImageTokens.read(folder)
+    room = settings.rollout.max_context_tokens - settings.rollout.max_new_tokens
+    if tokens is not None and tokens.count(1, 1) >= room:
+        fix = f"the smallest image takes {tokens.count(1, 1)} tokens, and prompts may have {room}; raise it"
+        raise ConfigurationError("rollout.max_context_tokens", fix)
 
 
 def _check_agent(field: str, entry: str, folder: str) -> None:

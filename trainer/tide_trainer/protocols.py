@@ -28,8 +28,10 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: types.Sampling) -> types.Completion:
-        """Samples one completion of a prompt of token ids [T]."""
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: types.Sampling, images: Sequence[types.ImageSpan] = ()
+    ) -> types.Completion:
+        """Samples one completion of a prompt of token ids [T], in which `images` have their placeholders in full."""
         ...
 
     async def stats(self) -> types.EngineStats:
@@ -52,8 +54,13 @@ class TrainingBackend(Protocol):
         """One optimizer update. An empty or all-masked batch changes nothing and reports zeros."""
         ...
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probs at the present weights: of each token given those before, per sequence ([T], first 0.0)."""
+    async def score(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[types.ImageSpan]] = ()
+    ) -> list[list[float]]:
+        """Log-probs at the present weights: of each token given those before, per sequence ([T], first 0.0).
+
+        `images` holds each sequence's, or nothing where no sequence has any.
+        """
         ...
 
     async def publish(self, version: int) -> types.WeightUpdate:

@@ -54,6 +54,11 @@ class RunDirectory:
         return self.path / "payloads"
 
     @property
+    def images(self) -> Path:
+        """Images of prompts, named by hash: the store that router, engines and Actor ranks share."""
+        return self.path / "images"
+
+    @property
     def logs(self) -> Path:
         """Logs of the run's processes."""
         return self.path / "logs"

@@ -64,6 +64,19 @@ class ModelSettings(Settings):
     num_heads: int = Field(default=4, ge=1, description="tiny model: attention heads of 32 dimensions")
     num_kv_heads: int = Field(default=2, ge=1, description="tiny model: key-value heads")
     intermediate_size: int = Field(default=256, ge=32, description="tiny model: width of the MLP")
+    vision: bool = Field(
+        default=False, description="tiny model: True takes images too (Qwen2.5-VL instead of Qwen3); not with `path`"
+    )
+
+    @model_validator(mode="after")
+    def _vision(self) -> Self:
+        if self.vision and self.path:
+            raise ValueError(
+                "vision is the tiny model's; a model of `path` takes images or not by itself: leave it out"
+            )
+        if self.vision and self.hidden_size != 32 * self.num_heads:
+            raise ValueError(f"hidden_size must be 32 * num_heads ({32 * self.num_heads}) where vision is true")
+        return self
 
 
 class GatewaySettings(Settings):

@@ -15,8 +15,10 @@ from tide_sdk.client import GatewayClient
 from tide_trainer.backends.engine_process import EngineProcess
 from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import RunFailed, TrainerError
+from tide_trainer.images import ImageStore, ImageTokens
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.heartbeats import Heartbeats
+from tide_trainer.loop.parity import parity_image
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
 from tide_trainer.loop.rollout import Rollout
@@ -79,8 +81,11 @@ class Wired:
         # A gateway may outlive many runs of one name: their keys must not meet there.
         self._key = f"{directory.name}.{secrets.token_hex(4)}"
         self._shell = SchedulerShell(TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key)
+        tokens, seed = ImageTokens.read(model), settings.run.seed
+        self._placeholder_id = tokens.placeholder_id if tokens else None
+        image = parity_image(ImageStore(directory.images), tokens, seed) if tokens else None
         self._sync = WeightSync(
-            backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), settings.run.seed
+            backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), seed, image
         )
         self._rollout = Rollout(
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
@@ -140,6 +145,7 @@ class Wired:
             Parts(
                 self._backend, self._shell, self._rollout, self._sync, self._repository, self._record,
                 self._save, self._keep_samples, self._roles, lambda: self.usage().cpu_s,
+                self._placeholder_id,
             ),
             self._settings,
         )  # fmt: skip

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -60,11 +61,11 @@ async def wired(
         booting = _Boot(settings, directory, processes, server, peers, model)
         version = FIRST_VERSION if settings.warm_start.enabled else 0
         engines = {
-            rank: make_engine(settings, rank, model, version, processes, directory.path / "engines")
+            rank: make_engine(settings, rank, model, version, processes, directory.path / "engines", directory.images)
             for rank in (RankId("rollout", index) for index in range(settings.rollout.num_ranks))
         }
         weights = await _temporary(stack, processes, _weights_folder(sockets))
-        backend = make_backend(settings, model, processes, weights)
+        backend = make_backend(settings, model, processes, weights, directory.images)
         async with contextlib.AsyncExitStack() as failing:
             engines_up = asyncio.gather(*(engine.start() for engine in engines.values()))
             failing.callback(engines_up.cancel)
@@ -144,6 +145,7 @@ async def _model_folder(settings: TrainerSettings, directory: RunDirectory, proc
         "kv_heads": model.num_kv_heads,
         "feed_forward": model.intermediate_size,
         "max_context_tokens": settings.rollout.max_context_tokens,
+        "vision": model.vision,
     }
     order = {"directory": str(directory.model), "words": model.words, "shape": shape}
     wanted.write_text(json.dumps(order | {"fake": settings.train.backend == "fake"}))
@@ -201,6 +203,7 @@ class _Boot:
         self._server = server
         self._peers = peers
         self._model = model
+        self._reporter_token = secrets.token_urlsafe(24)
         self._gateway_url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def gateway(self) -> GatewayClient:
@@ -226,11 +229,13 @@ class _Boot:
         """The router's process."""
         joined = self._peers.expect("router")
         argv = [sys.executable, "-m", "tide_trainer.router", "--control", str(self._server.path)]
-        argv += ["--model-dir", str(self._model)]
+        argv += ["--model-dir", str(self._model), "--image-folder", str(self._directory.images)]
         wanted = self._settings.model
         argv += ["--tool-format", wanted.tool_format, "--reasoning-format", wanted.reasoning_format]
         child = await self._processes.spawn("router", argv, announce=True, ready_timeout_s=_READY_S)
-        return RouterPort(await self._joined("router", joined, child), child.url)
+        port = RouterPort(await self._joined("router", joined, child), child.url)
+        await port.admit_reporters(self._reporter_token)
+        return port
 
     async def workers(self, name: str, entry: str, num: int) -> WorkerPool:
         """Agent worker processes for one agent."""
@@ -244,7 +249,7 @@ class _Boot:
             argv += ["--folder", self._settings.agent.folder]
             child = await self._processes.spawn(f"{name}-{index}", argv)
             channels.append(await self._joined(f"agent worker {name}-{index}", joined, child))
-        return WorkerPool(channels, "policy")
+        return WorkerPool(channels, "policy", self._reporter_token)
 
     async def _joined(self, name: str, joined: asyncio.Future[Channel], child: ChildProcess) -> Channel:
         """The channel that a process opens, unless it dies or is late."""

@@ -21,15 +21,17 @@ from tide_gateway.plain import few_brackets, plain_action
 from tide_gateway.repository import StorageFailed
 from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
-from tide_sdk.asgi import ClientGone, Receive, Scope, Send, check_version, read_body, send_json, send_problem
+from tide_sdk.asgi import ClientGone, Headers, Receive, Scope, Send, check_version, read_body, send_json, send_problem
 from tide_sdk.errors import TideError
-from tide_sdk.wire import PRINTABLE, EndRequest, EpochRequest, ObservationRequest, StartRequest
+from tide_sdk.images import REFERENCE_MARK
+from tide_sdk.wire import IMAGES_HEADER, PRINTABLE, EndRequest, EpochRequest, ObservationRequest, StartRequest
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_TASK_BYTES = 4 * 1024 * 1024
 MAX_TASK_DEPTH = 64
 PATHS = frozenset({"/start", "/observation", "/pause", "/resume", "/end"})
 _PRINTABLE = re.compile(PRINTABLE.removesuffix("$") + r"\Z")  # in Python "$" lets a last new line pass
+_IMAGES = IMAGES_HEADER.lower().encode()
 _WAITING = frozenset({"/start", "/observation"})
 """Their POST may wait for an environment."""
 
@@ -79,6 +81,15 @@ class ContractApp:
         held: Held | None = scope.get(HELD)
         if held is not None:
             held.enter(caller.owner, "waiting" if method == "POST" and path in _WAITING else "quick")
+        status, body = await self._asked(path, method, caller, scope, receive)
+        if REFERENCE_MARK in body and not _wants_references(scope):
+            # An operator may have asked for another's.
+            owner = None if caller.may("operator") else caller.owner
+            body = await self._service.inlined(owner, body)
+        return status, body
+
+    async def _asked(self, path: str, method: str, caller: Caller, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        held: Held | None = scope.get(HELD)
         if path == "/observation" and method == "GET":
             task_id = _task_id_of(scope["query_string"])
             return 200, await self._owners.for_task(caller, task_id, lambda owner: self._service.latest(owner, task_id))
@@ -125,6 +136,11 @@ def _start_of(body: bytes) -> tuple[StartRequest, dict[str, Any]]:
     if request.task:
         check_size("task", request.task, MAX_TASK_BYTES, MAX_TASK_DEPTH)
     return request, data
+
+
+def _wants_references(scope: Scope) -> bool:
+    headers: Headers = scope["headers"]
+    return any(name == _IMAGES and value.strip().lower() == b"reference" for name, value in headers)
 
 
 def _task_id_of(query: bytes) -> str:

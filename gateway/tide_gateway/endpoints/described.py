@@ -82,6 +82,7 @@ CALLS: Final[dict[tuple[str, str], Described]] = {
     ("get", "/tasks"): Described("List tasks", ("invalid",)),
     ("get", "/tasks/{task_id}"): Described("One task", ("not_found", "invalid")),
     ("get", "/tasks/{task_id}/events"): Described("A task's history", ("not_found", "invalid")),
+    ("get", "/blobs/{digest}"): Described("An image of an observation", ("not_found", "invalid")),
     ("get", "/environments"): Described("List environments"),
     ("get", "/environments/{name}/servers/{instance}/log"): Described(
         "The end of a server's log", ("environment_unknown", "not_found", "invalid")

@@ -106,6 +106,7 @@ ANSWERS: Final[Mapping[tuple[str, str], Any]] = {
     ("get", "/tasks"): {"tasks": [_TASK], "next": None},
     ("get", "/tasks/{task_id}"): _TASK,
     ("get", "/tasks/{task_id}/events"): [{"kind": "started", "at_s": 1769860800.5, "detail": ""}],
+    ("get", "/blobs/{digest}"): "the bytes of a PNG file",
     ("get", "/environments"): [_ENVIRONMENT],
     ("get", "/environments/{name}/servers/{instance}/log"): "serving babyai\n",
     ("get", "/capacity"): {

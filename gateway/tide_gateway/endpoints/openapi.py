@@ -19,6 +19,7 @@ from tide_sdk.errors import CODES
 from tide_sdk.wire import (
     CONTRACT_HEADER,
     CONTRACT_VERSION,
+    IMAGES_HEADER,
     EndRequest,
     EndResponse,
     EpochRequest,
@@ -50,6 +51,13 @@ _HEADERS = {
     401: {"WWW-Authenticate": {"description": "Bearer", "schema": {"type": "string"}}},
     405: {"Allow": {"description": "The methods of this path", "schema": {"type": "string"}}},
     429: {"Retry-After": {"description": "`retry_after_s`, rounded up", "schema": {"type": "integer", "minimum": 1}}},
+}
+_IMAGES = {
+    "name": IMAGES_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "`reference`: images come as references, each to be read once from `/blobs/{digest}`. Else inline.",
+    "schema": {"type": "string"},
 }
 _TASK_OF_START = "$response.body#/task_id"
 _LINKS = {
@@ -116,6 +124,8 @@ def _contract_call(request: type[BaseModel] | None, response: type[BaseModel], s
         "parameters": [header],
         "responses": {str(status): {"description": "Success", "content": _content("application/json", response)}},
     }
+    if response in (StartResponse, ObservationResponse):
+        call["parameters"].append(_IMAGES)
     if request is not None:
         call["requestBody"] = {"required": True, "content": _content("application/json", request)}
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -19,10 +19,14 @@ from tide_gateway.runtimes import Place
 from tide_gateway.service.tasks import TaskService
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
+from tide_sdk.images import media_type_of
 from tide_sdk.wire import PRINTABLE, CapacityView, HeartbeatRequest, HeartbeatResponse, Limits, TaskView
 
 MAX_PAGE = 500
 _Word = Annotated[str | None, Query(max_length=128, pattern=PRINTABLE)]
+_IMAGE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Its bytes", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+}
 _TaskId = Annotated[str, Path(max_length=128, pattern=PRINTABLE)]
 
 
@@ -77,6 +81,7 @@ def make_router(service: TaskService, owners: Owners, logs: pathlib.Path | None 
     """
     router = APIRouter()
     _add_tasks(router, service, owners)
+    _add_blobs(router, service, owners)
     _add_environments(router, service, owners, logs)
     return router
 
@@ -112,6 +117,26 @@ def _add_tasks(router: APIRouter, service: TaskService, owners: Owners) -> None:
         caller = await caller_of(request, owners)
         history = await owners.for_task(caller, task_id, lambda owner: service.history(owner, task_id))
         return [EventView(kind=kind, at_s=at_s, detail=detail) for kind, at_s, detail in history]
+
+
+def _add_blobs(router: APIRouter, service: TaskService, owners: Owners) -> None:
+    @router.get("/blobs/{digest}", tags=["tasks"], response_class=Response, responses=_IMAGE)
+    async def blob(request: Request, digest: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]) -> Response:
+        """An image that one of your tasks shows, by the SHA-256 in its reference; an operator sees everyone's.
+
+        Its ETag is the same digest: a call whose `If-None-Match` has it gets 304.
+        """
+        caller = await caller_of(request, owners)
+        data = await service.image(None if caller.may("operator") else caller.owner, digest)
+        headers = {
+            "etag": f'"{digest}"',
+            "cache-control": "private, max-age=31536000, immutable",
+            "x-content-type-options": "nosniff",
+            "content-security-policy": "default-src 'none'; sandbox",
+        }
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=media_type_of(data) or "application/octet-stream", headers=headers)
 
 
 def _add_environments(router: APIRouter, service: TaskService, owners: Owners, logs: pathlib.Path | None) -> None:

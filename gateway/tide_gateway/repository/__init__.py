@@ -3,6 +3,7 @@
 from tide_gateway.database import StorageFailed
 from tide_gateway.repository.choice import Instance, InstanceState
 from tide_gateway.repository.group import write_group
+from tide_gateway.repository.images import ImageRows
 from tide_gateway.repository.instances import InstanceRows
 from tide_gateway.repository.replicas import Replica, ReplicaRows
 from tide_gateway.repository.slots import SlotRows
@@ -10,6 +11,7 @@ from tide_gateway.repository.tasks import Conflict, Repository, StoredStart, Sto
 
 __all__ = [
     "Conflict",
+    "ImageRows",
     "Instance",
     "InstanceRows",
     "InstanceState",

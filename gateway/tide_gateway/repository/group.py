@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Table, bindparam, insert, update
 
 from tide_gateway.blobs import BlobStore
 from tide_gateway.database import Statement, write_rows
-from tide_gateway.models import EventRow, StartRow, TaskRow, TurnRow
+from tide_gateway.models import EventRow, StartRow, TaskImageRow, TaskRow, TurnRow
 from tide_gateway.rows import Change, all_columns, mutable_columns, storable, turn_columns
 
 _OF_A_TURN = (
@@ -41,6 +41,8 @@ _TASK_INSERT = _insert(TaskRow.__table__)
 _START_INSERT = _insert(StartRow.__table__)
 # Who is too late with an action finds the other's here, which must not hide that its row is stale.
 _TURN_INSERT = _insert(TurnRow.__table__, once=True)
+# The same image may stand in many observations of a task.
+_IMAGE_INSERT = _insert(TaskImageRow.__table__, once=True)
 _EVENT_INSERT = _insert(EventRow.__table__, "id")
 _START_UPDATE = _update(StartRow.__table__, {"task_id": "b_task_id"}, ["answer"])
 _TURN_UPDATE = _update(TurnRow.__table__, {"task_id": "b_task_id", "turn": "b_turn"}, ["answer", "answered_s"])
@@ -57,12 +59,12 @@ def write_group(
     *,
     and_one: tuple[Statement, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write all changes in the caller's transaction; large bodies go to `blobs` first.
+    """Write all changes in the caller's transaction; large bodies and images go to `blobs` first.
 
     Args:
         connection: the transaction.
         changes: of different tasks.
-        blobs: takes large bodies.
+        blobs: takes large bodies and images.
         and_one: an update of one more row, and its values.
 
     Raises:
@@ -97,6 +99,7 @@ def _parts(changes: Sequence[Change], blobs: BlobStore) -> Sequence[tuple[Statem
     results: list[dict[str, Any]] = []
     firsts: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
     for change in changes:
         task_id = change.after.task_id
         if change.intent is not None:
@@ -107,8 +110,12 @@ def _parts(changes: Sequence[Change], blobs: BlobStore) -> Sequence[tuple[Statem
             results.append({"b_task_id": task_id, "b_turn": change.result.turn} | row)
         if change.first is not None:
             firsts.append({"b_task_id": task_id, "answer": blobs.put(change.first)})
+        for image in change.images:
+            blobs.keep(image.digest, image.data)
+            images.append({"task_id": task_id, "digest": image.digest})
         for event in change.events:
             events.append(
                 {"task_id": task_id, "at_s": event.at_s, "kind": event.kind, "detail": storable(event.detail)}
             )
-    return (_TURN_INSERT, intents), (_TURN_UPDATE, results), (_START_UPDATE, firsts), (_EVENT_INSERT, events)
+    answers = (_TURN_UPDATE, results), (_START_UPDATE, firsts), (_IMAGE_INSERT, images)
+    return (_TURN_INSERT, intents), *answers, (_EVENT_INSERT, events)

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
 from tide_gateway.blobs import REFERENCE_BYTES, name_in
 from tide_gateway.database import Database
-from tide_gateway.models import EventRow, StartRow, TaskRow, TicketRow, TurnRow
+from tide_gateway.models import EventRow, StartRow, TaskImageRow, TaskRow, TicketRow, TurnRow
 from tide_sdk.clocks import TaskState
 
 MAX_ROWS = 500
@@ -40,7 +40,7 @@ class RetentionRows:
         self._database = database
 
     async def remove_tasks(self, before_s: float, max_rows: int = MAX_ROWS) -> Removed:
-        """Remove some tasks that were over before that moment, with their starts, turns and events.
+        """Remove some tasks that were over before that moment, with their starts, turns, images and events.
 
         Over means ended, or done, released and never read out. Several replicas may do it: one at a time does. A task
         with more turns or events than `max_rows` loses these first, the oldest in front.
@@ -75,7 +75,7 @@ class RetentionRows:
         return await self._database.write(lambda connection: connection.execute(statement).rowcount)
 
     async def bodies_in_use(self) -> AsyncGenerator[set[str], None]:
-        """Hashes of all large bodies that rows name, some tasks at a time.
+        """Hashes of all large bodies and images that rows name, some tasks at a time.
 
         Raises:
             StorageFailed: they could not be read.
@@ -112,7 +112,7 @@ def _touched_since(connection: Connection, ids: Sequence[str], moment_s: float) 
 
 def _remove(connection: Connection, ids: Sequence[str]) -> tuple[str, ...]:
     if ids:
-        for table in (TurnRow, StartRow, EventRow, TaskRow):
+        for table in (TurnRow, StartRow, TaskImageRow, EventRow, TaskRow):
             connection.execute(delete(table).where(table.task_id.in_(ids)))
     return tuple(ids)
 
@@ -137,7 +137,7 @@ def _page_reader(after: str) -> Any:
     def read(connection: Connection) -> tuple[set[str], str | None]:
         page = select(TaskRow.task_id).where(TaskRow.task_id > after).order_by(TaskRow.task_id).limit(_PAGE)
         ids = list(connection.execute(page).scalars())
-        names: set[str] = set()
+        names = set(connection.execute(select(TaskImageRow.digest).where(TaskImageRow.task_id.in_(ids))).scalars())
         for table, one, two in (
             (TurnRow, TurnRow.action, TurnRow.answer),
             (StartRow, StartRow.request, StartRow.answer),

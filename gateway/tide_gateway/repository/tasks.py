@@ -14,6 +14,7 @@ from tide_gateway.lifecycle import ENDED_S, OPEN, Task
 from tide_gateway.models import EventRow, InstanceRow, StartRow, TaskRow, TurnRow
 from tide_gateway.repository import group
 from tide_gateway.repository.census import CensusRows
+from tide_gateway.repository.images import ImageRows
 from tide_gateway.repository.instances import InstanceRows
 from tide_gateway.repository.replicas import ReplicaRows
 from tide_gateway.repository.slots import SlotRows
@@ -66,12 +67,13 @@ class Repository:
 
     Args:
         database: where the tables are.
-        blobs: where large bodies are.
+        blobs: where large bodies and images are.
     """
 
     def __init__(self, database: Database, blobs: BlobStore) -> None:
         self.shared = database.shared
         self.census = CensusRows(database)
+        self.images = ImageRows(database, blobs)
         self.instances = InstanceRows(database)
         self.replicas = ReplicaRows(database)
         self.slots = SlotRows(database, blobs)

@@ -19,7 +19,7 @@ from tide_gateway.log_lines import working_on
 from tide_gateway.members import Members
 from tide_gateway.metrics import Metrics
 from tide_gateway.repository import Conflict, Repository, StorageFailed
-from tide_gateway.rows import Change, Event, Intent, Result
+from tide_gateway.rows import Change, Event, Intent, Result, StoredImage
 from tide_gateway.timekeeping import Timekeeper
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
@@ -212,6 +212,7 @@ class Registry:
         intent: Intent | None = None,
         result: Result | None = None,
         events: tuple[Event, ...] = (),
+        images: tuple[StoredImage, ...] = (),
     ) -> None:
         """Commit the task's next row, made from the row that `after` still has the version of. The caller holds the
         lock, inside `decide`. `live.task` is the new row when this returns.
@@ -225,7 +226,7 @@ class Registry:
         if self.closed or (self.draining and intent is not None):
             raise TideError("unavailable", "the gateway is stopping; call again", retry_after_s=1)
         after = bumped(after)
-        change = Change(after, first=first, intent=intent, result=result, events=events)
+        change = Change(after, first=first, intent=intent, result=result, events=events, images=images)
         written = self.committer.commit(change)
         try:
             await written

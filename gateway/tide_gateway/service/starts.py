@@ -26,7 +26,7 @@ from tide_gateway.repository.instances import StaleTask
 from tide_gateway.repository.slots import KeyTaken, rules_of
 from tide_gateway.rows import Change, Event
 from tide_gateway.runtimes import LaunchFailed
-from tide_gateway.service import answers
+from tide_gateway.service import answers, pictures
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.faults import failed_start
 from tide_gateway.service.following import Looks
@@ -36,6 +36,7 @@ from tide_gateway.service.start_keys import StartKeys
 from tide_sdk import codec
 from tide_sdk.clocks import ClockName, TaskState
 from tide_sdk.errors import TideError
+from tide_sdk.images import DATA_MARK
 from tide_sdk.wire import StartRequest
 
 
@@ -193,7 +194,9 @@ class Starts:
     async def _bring_up(self, live: Live, data: dict[str, Any], fleet: Fleet) -> None:
         try:
             answer, raw = await self._placing.start_somewhere(live, data, fleet)
-            first = _first_observation(live, raw)
+            first, images = _first_observation(live, raw), ()
+            if DATA_MARK in first:
+                first, images = await asyncio.to_thread(pictures.taken_out, first)
         except (LaunchFailed, upstream.EnvironmentFailed, upstream.EnvironmentLost) as error:
             await self._failed(live, error)
             return
@@ -212,7 +215,7 @@ class Starts:
             now_s = self._registry.time.now_s()
             after = lifecycle.started(live.task, answer.task_id, now_s)
             event = Event("started", now_s, f"on {live.task.instance}")
-            await self._registry.commit(live, after, first=first, events=(event,))
+            await self._registry.commit(live, after, first=first, events=(event,), images=images)
             return True
 
         if not await self._registry.decide(live, started):

@@ -16,7 +16,7 @@ from tide_gateway.repository import Instance, Repository, StorageFailed
 from tide_gateway.repository.replicas import Heartbeat
 from tide_gateway.repository.slots import Slots, rules_of
 from tide_gateway.runtimes import Place, Runtime
-from tide_gateway.service import answers
+from tide_gateway.service import answers, pictures
 from tide_gateway.service.closing import close_tasks, destroy_all
 from tide_gateway.service.counting import CountingSink
 from tide_gateway.service.draining import drain, to_its_end
@@ -220,6 +220,18 @@ class TaskService:
         """A task's events: kind, moment, detail."""
         await self._registry.find(owner, task_id)
         return await self._repository.events_of(task_id)
+
+    async def image(self, owner: str | None, digest: str) -> bytes:
+        """The bytes of an image that some task of the owner shows; owner None reads everyone's.
+
+        Raises:
+            TideError: there is none.
+        """
+        return await pictures.read(self._repository.images, owner, digest)
+
+    async def inlined(self, owner: str | None, answer: bytes) -> bytes:
+        """An answer with the images of the owner's tasks in place of their references."""
+        return await pictures.put_back(self._repository.images, owner, answer)
 
     async def slots(self, owner: str) -> dict[str, Slots]:
         """The slots of each environment as an owner sees them."""

@@ -15,7 +15,7 @@ from typing import Any
 from tide_gateway import deadlines, lifecycle, upstream
 from tide_gateway.lifecycle import Task, TurnVerdict
 from tide_gateway.rows import Event, Intent, Result
-from tide_gateway.service import answers
+from tide_gateway.service import answers, pictures
 from tide_gateway.service.endings import Endings
 from tide_gateway.service.following import until_answered
 from tide_gateway.service.live import Live, Registry, Running, unfinished
@@ -23,6 +23,7 @@ from tide_gateway.service.pauses import Pauses
 from tide_sdk import codec
 from tide_sdk.clocks import TaskState
 from tide_sdk.errors import TideError
+from tide_sdk.images import DATA_MARK
 
 MAX_TELLS = 3
 _SLACK_S = 1.0
@@ -192,7 +193,9 @@ class Turns:
             await self._broken(live, running, "environment_failed", error.detail)
             return
         raw.pop("clocks", None)
-        stored = codec.dumps(raw)
+        stored, images = codec.dumps(raw), ()
+        if DATA_MARK in stored:
+            stored, images = await asyncio.to_thread(pictures.taken_out, stored)
 
         async def store() -> Task | None:
             now_s = registry.time.now_s()
@@ -203,7 +206,8 @@ class Turns:
             now_s = registry.time.now_s()
             after = lifecycle.answered(live.task, now_s, terminated=answer.terminated, truncated=answer.truncated)
             events = (Event(after.state.value, now_s),) if after.state is not TaskState.WAITING else ()
-            await registry.commit(live, after, result=Result(running.turn, stored, now_s), events=events)
+            result = Result(running.turn, stored, now_s)
+            await registry.commit(live, after, result=result, events=events, images=images)
             live.running = None
             if after.state is TaskState.DONE:
                 self._endings.release(live)

@@ -9,6 +9,7 @@ import torch
 
 from tide_trainer.backends.tiny_model import TinyModel, load_words, make_tiny_model, make_tokenizer
 from tide_trainer.errors import ConfigurationError
+from tide_trainer.images import ImageTokens, image_size
 
 WORDS = ["left", "right", "forward", "go", "to", "red", "ball", ".", "3-ahead"]
 TALK = [
@@ -119,3 +120,33 @@ def test_bad_words_are_refused(bad):
 def test_bad_shapes_name_the_field(tmp_path, name, value):
     with pytest.raises(ConfigurationError, match=name):
         make_tiny_model(tmp_path, WORDS, TinyModel(**{name: value}))
+
+
+def test_a_model_that_takes_images_renders_them_as_its_family_does(tmp_path):
+    from pictures import picture, vision_model
+    from transformers import AutoTokenizer
+
+    folder = vision_model(tmp_path)
+    tokens = ImageTokens.read(folder)
+    assert tokens is not None
+    seeing = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "w1"}]
+    ids = render(seeing, [{"role": "user", "content": parts}])
+    names = ["<user>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "w1"]
+    assert seeing.convert_ids_to_tokens(ids) == names
+    assert ids[2] == tokens.placeholder_id
+    assert tokens.placeholder_text == "<|image_pad|>"
+    assert tokens.count(*image_size(picture(1))) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "shape", "field"),
+    [
+        (["<|image_pad|>"], TinyModel(vision=True), "model.words"),
+        (WORDS, TinyModel(vision=True, hidden=64, heads=4), "model.hidden_size"),
+    ],
+)
+def test_a_model_that_takes_images_cannot_have_every_shape(tmp_path, words, shape, field):
+    with pytest.raises(ConfigurationError) as caught:
+        make_tiny_model(tmp_path, words, shape)
+    assert caught.value.field == field

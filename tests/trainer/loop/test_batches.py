@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from loop_fakes import trajectory
 
+from tide_trainer.errors import RunFailed
 from tide_trainer.loop.batches import batch_figures, success_rate, train_batch
 from tide_trainer.loop.prompts import PromptSource, demonstrations, held_out
 from tide_trainer.objectives import AdvantageSettings
 from tide_trainer.settings import TaskSettings, TrainSettings
-from tide_trainer.types import Group
+from tide_trainer.types import Group, ImageSpan
 
 
 def group(prompt, rewards, version=0):
@@ -29,6 +32,30 @@ def test_each_sequence_carries_its_trajectorys_advantage_and_the_engines_ids(pro
 def test_a_trajectory_without_a_reward_neither_trains_nor_counts_in_its_group(prompt):
     batch = train_batch([group(prompt, [1.0, None, 0.0])], AdvantageSettings())
     assert [round(sequence.advantage, 4) for sequence in batch.sequences] == [0.7071, -0.7071]
+
+
+def with_image(group, span):
+    members = [
+        dataclasses.replace(one, segments=tuple(dataclasses.replace(s, images=(span,)) for s in one.segments))
+        for one in group.trajectories
+    ]
+    return dataclasses.replace(group, trajectories=tuple(members))
+
+
+def test_images_go_with_their_sequence_and_must_fit_its_ids(prompt):
+    span = ImageSpan(1, 1, "a" * 64)
+    seen = with_image(group(prompt, [1.0, 0.0]), span)
+    # 6 is the placeholder: the ids are 5, 6, 7, 8.
+    batch = train_batch([seen], AdvantageSettings(), placeholder_id=6)
+    assert [sequence.images for sequence in batch.sequences] == [(span,), (span,)]
+    for wrong, placeholder_id, told in [
+        (seen, None, "takes no images"),
+        (seen, 7, "segment 0 of trajectory"),
+        (with_image(seen, ImageSpan(1, 2, "a" * 64)), 6, "1 placeholder ids stand there"),
+        (group(prompt, [1.0, 0.0]), 6, "belongs to no image"),
+    ]:
+        with pytest.raises(RunFailed, match=told):
+            train_batch([wrong], AdvantageSettings(), placeholder_id=placeholder_id)
 
 
 def test_figures_of_a_batch(prompt):

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from tide_trainer.errors import EngineFailed, RunFailed
-from tide_trainer.loop.parity import NUM_PROMPTS, parity, parity_prompts
+from tide_trainer.images import ImageStore, ImageTokens, check_spans, image_size
+from tide_trainer.loop.parity import NUM_PROMPTS, parity, parity_image, parity_prompts
 from tide_trainer.loop.sync import WeightSync
 from tide_trainer.types import Completion, RankId, WeightReceipt, WeightUpdate
 
@@ -27,7 +28,7 @@ class Engine:
             raise self.failure
         return WeightReceipt(self.rank, update.version, 1, 0.0)
 
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, images=()):
         return Completion((1,) * sampling.max_new_tokens, (-1.0,) * sampling.max_new_tokens, 0, "length", 1)
 
 
@@ -41,7 +42,7 @@ class Backend:
         self.log.append(f"publish {version}")
         return WeightUpdate(version, "file", {"w": "0"})
 
-    async def score(self, sequences):
+    async def score(self, sequences, images=()):
         return [[self.logprob] * len(sequence) for sequence in sequences]
 
 
@@ -150,5 +151,21 @@ async def test_the_parity_sample_is_fixed_and_fits_the_context():
     prompts = parity_prompts(50, 20, 7)
     assert prompts == parity_prompts(50, 20, 7) != parity_prompts(50, 20, 8)
     assert len(prompts) == NUM_PROMPTS
-    assert all(0 <= token < 50 for prompt in prompts for token in prompt)
+    assert all(0 <= token < 50 for prompt in prompts for token in prompt.token_ids)
     assert await parity(Engine(FIRST, []), Backend([]), prompts, 20) == 0.0
+
+
+def test_the_parity_sample_has_an_image_where_the_model_takes_some(tmp_path):
+    store = ImageStore(tmp_path)
+    tokens = ImageTokens(9, "<|image_pad|>", 14, 2, 3136, 50176, (9, 10))
+    image = parity_image(store, tokens, 7)
+    assert image == parity_image(store, tokens, 7)
+    assert tokens.count(*image_size(store.read(image.digest))) == image.num_tokens == 4
+    prompts = parity_prompts(12, 100, 7, image)
+    assert [len(prompt.images) for prompt in prompts] == [0, 1, 0, 1]
+    for prompt in prompts:
+        check_spans(prompt.token_ids, prompt.images, 9)
+        assert 10 not in prompt.token_ids
+        assert len(prompt.token_ids) + 8 <= 100
+    # Without room there is none; the sample is the text's.
+    assert not any(prompt.images for prompt in parity_prompts(12, 12, 7, image)[3:])

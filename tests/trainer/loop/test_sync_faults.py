@@ -20,7 +20,7 @@ class Engine:
     async def update_weights(self, update):
         return WeightReceipt(self.rank, update.version, 1, 0.0)
 
-    async def generate(self, prompt_ids, sampling):
+    async def generate(self, prompt_ids, sampling, images=()):
         if self.failure:
             raise self.failure
         return Completion((1,) * sampling.max_new_tokens, (-1.0,) * sampling.max_new_tokens, 0, "length", 1)
@@ -33,7 +33,7 @@ class Backend:
     async def publish(self, version):
         return WeightUpdate(version, "file", {"w": "0"})
 
-    async def score(self, sequences):
+    async def score(self, sequences, images=()):
         if self.failure:
             raise self.failure
         return [[-1.0] * len(sequence) for sequence in sequences]
@@ -110,9 +110,9 @@ async def test_a_rank_that_is_quarantined_during_the_parity_sample_does_not_stop
     sync, _ = make(settings, engines, gate)
 
     class Vanishing(Engine):
-        async def generate(self, prompt_ids, sampling):
+        async def generate(self, prompt_ids, sampling, images=()):
             engines.pop(SECOND, None)  # as its watch does
-            return await super().generate(prompt_ids, sampling)
+            return await super().generate(prompt_ids, sampling, images)
 
     engines |= {FIRST: Vanishing(FIRST), SECOND: Engine(SECOND)}
     await sync.to_version(1)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tide_trainer import types
 from tide_trainer.router.replies import Expected, Reply, read_reply
-from tide_trainer.router.sessions import Capture, read_segment, segment_data
+from tide_trainer.router.sessions import Capture
+from tide_trainer.segments import read_segment, segment_data
 
 
 def user(text):

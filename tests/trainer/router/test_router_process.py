@@ -18,7 +18,7 @@ import uvicorn
 from tide_sdk import asgi, codec
 from tide_trainer.channel import Channel, serve_channel
 from tide_trainer.cluster.local import ChildFailed, ChildProcess, LocalProcesses
-from tide_trainer.router.sessions import read_segment
+from tide_trainer.segments import read_segment
 
 
 class EngineServer:

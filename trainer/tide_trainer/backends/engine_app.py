@@ -1,6 +1,7 @@
 """The HTTP surface of every rollout engine: a plain ASGI handler over a `ServedEngine`, and the process around it.
 
-    POST /tide/generate  {request_id, prompt_ids, temperature, max_new_tokens, stop_token_ids, priority}
+    POST /tide/generate  {request_id, prompt_ids, temperature, max_new_tokens, stop_token_ids, priority,
+                          images: [[start, num_tokens, digest], ...] where there are any}
                          -> {token_ids, logprobs, cached_tokens, finish_reason, version}
     POST /tide/weights   {version, path, checksums} -> {version, num_tensors}
     POST /tide/abort     {request_ids} -> {num_aborted}
@@ -10,6 +11,10 @@
 Loopback only. `Authorization: Bearer` where a token is configured. Errors are problem+json with a `reason` as in
 `errors.EngineRefused`, `weights_differ`, or `failed` when the engine itself broke. Log-probs are those of the sampled
 ids under the plain softmax (temperature 1), whatever the temperature. A stop id is part of `token_ids`.
+
+The prompt's ids hold an image's placeholders in full, and the engine computes on exactly these ids: a span that does
+not fit its image is refused. Images are read from the run's store, which lies on the same machine. Placeholder ids are
+never sampled.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tide_sdk import codec
@@ -41,7 +46,12 @@ class ServedEngine(Protocol):
     """What a server process puts behind the HTTP surface."""
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: types.Sampling, priority: int
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: types.Sampling,
+        priority: int,
+        images: Sequence[types.ImageSpan] = (),
     ) -> types.Completion:
         """Samples one completion. Raises EngineRefused or EngineFailed."""
         ...
@@ -139,7 +149,8 @@ class EngineApp:
             )
         if not health.serving:
             raise EngineRefused(health.detail, reason="no_weights")
-        done = await self._engine.generate(request_id, prompt_ids, sampling, _field(data, "priority", int))
+        priority, images = _field(data, "priority", int), _images(data, len(prompt_ids))
+        done = await self._engine.generate(request_id, prompt_ids, sampling, priority, images)
         return {
             "token_ids": done.token_ids,
             "logprobs": done.logprobs,
@@ -221,6 +232,16 @@ def _ids(data: dict[str, Any], name: str, max_num: int) -> list[int]:
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0):
         raise _invalid(name, "must hold token ids, whole numbers from 0")
     return ids
+
+
+def _images(data: dict[str, Any], max_num: int) -> tuple[types.ImageSpan, ...]:
+    listed = data.get("images", [])
+    if not isinstance(listed, list) or len(listed) > max_num:
+        raise _invalid("images", "must be a list of [start, num_tokens, digest], at most one for each prompt id")
+    for entry in listed:
+        if not isinstance(entry, list) or list(map(type, entry)) != [int, int, str]:
+            raise _invalid("images", "must hold [start, num_tokens, digest] for each image")
+    return tuple(types.ImageSpan(*entry) for entry in listed)
 
 
 def _invalid(field: str, what: str) -> EngineRefused:

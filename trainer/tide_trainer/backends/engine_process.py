@@ -143,9 +143,11 @@ class EngineProcess:
         num_tensors = await self._up().update_weights(update)
         return types.WeightReceipt(self._rank, update.version, num_tensors, time.monotonic() - begin_s)
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: types.Sampling) -> types.Completion:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: types.Sampling, images: Sequence[types.ImageSpan] = ()
+    ) -> types.Completion:
         """Samples one completion. Raises EngineFailed or EngineRefused."""
-        return await self._up().generate(prompt_ids, sampling)
+        return await self._up().generate(prompt_ids, sampling, images=images)
 
     async def stats(self) -> types.EngineStats:
         """The engine's live numbers. Raises EngineFailed."""

@@ -13,13 +13,16 @@ import itertools
 import math
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tide_trainer import types
 from tide_trainer.backends import weights_io
+from tide_trainer.backends.fake_images import FakeImages, cache_ids
 from tide_trainer.backends.prefix_cache import Lease, PrefixCache
 from tide_trainer.engine_client import EngineHealth
-from tide_trainer.errors import EngineRefused, WeightsDiffer
+from tide_trainer.errors import EngineRefused, ImageFailed, ImageRefused, WeightsDiffer
 
 TENSOR = "logits"
 """The model's one tensor: [V, V] float32, logits of the next token given the previous one."""
@@ -38,6 +41,7 @@ class FakeSettings:
         max_running: requests at once.
         token_latency_s: simulated seconds per sampled token; 0: none.
         seed: with a request's id, decides what is sampled.
+        image_folder: the run's image store; empty: images are refused.
         token: bearer token; None: none.
     """
 
@@ -49,12 +53,15 @@ class FakeSettings:
     max_running: int = 256
     token_latency_s: float = 0.0
     seed: int = 0
+    image_folder: str = ""
     token: str | None = None
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
     prompt_ids: list[int]
+    cache_ids: list[int]
+    digests: tuple[str, ...]
     max_new_tokens: int
     ready: asyncio.Future[Lease]
     lease: Lease | None = None
@@ -64,8 +71,8 @@ class _Call:
 class FakeCore:
     """A `ServedEngine` (see `engine_app`), also usable in-process. Belongs to one event loop.
 
-    What a request samples depends on `seed`, its `request_id`, its prompt's last id and the weights only: not on what
-    runs beside it.
+    What a request samples depends on `seed`, its `request_id`, its prompt's last id, its images' digests and the
+    weights only: not on what runs beside it.
     """
 
     def __init__(self, settings: FakeSettings) -> None:
@@ -78,15 +85,27 @@ class FakeCore:
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._version = settings.version
         self._broken = ""
+        self._images = FakeImages(Path(settings.model_path).parent, settings.image_folder)
         with weights_io.open_tensors(settings.model_path) as tensors:
             self._load(_matrix(tensors))
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: types.Sampling, priority: int
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: types.Sampling,
+        priority: int,
+        images: Sequence[types.ImageSpan] = (),
     ) -> types.Completion:
         """Samples one completion; see `engine_app.ServedEngine`. Cancelling frees its blocks."""
-        self._check(request_id, prompt_ids)
-        call = _Call(prompt_ids, sampling.max_new_tokens, asyncio.get_running_loop().create_future())
+        self._check(request_id, prompt_ids, images)
+        call = _Call(
+            prompt_ids,
+            cache_ids(prompt_ids, images),
+            tuple(span.digest for span in images),
+            sampling.max_new_tokens,
+            asyncio.get_running_loop().create_future(),
+        )
         self._calls[request_id] = call
         heapq.heappush(self._queue, (priority, next(self._order), request_id))
         kept: list[int] = []
@@ -99,7 +118,7 @@ class FakeCore:
             token_ids, logprobs, reason = await self._sample(request_id, call, sampling)
             self._generated_tokens += len(token_ids)
             # As in vLLM, the last sampled token has no KV yet.
-            kept = (prompt_ids + token_ids)[:-1]
+            kept = (call.cache_ids + token_ids)[:-1]
             return types.Completion(tuple(token_ids), tuple(logprobs), lease.cached_tokens, reason, version)
         except asyncio.CancelledError:
             if not call.aborted:
@@ -167,7 +186,7 @@ class FakeCore:
             self._version, not self._broken, s.kv_tokens, s.block_tokens, s.max_context_tokens, self._broken
         )
 
-    def _check(self, request_id: str, prompt_ids: list[int]) -> None:
+    def _check(self, request_id: str, prompt_ids: list[int], images: Sequence[types.ImageSpan]) -> None:
         if self._broken:
             raise EngineRefused(self._broken, reason="no_weights")
         if request_id in self._calls:
@@ -176,6 +195,10 @@ class FakeCore:
             raise EngineRefused(
                 f"prompt_ids: {max(prompt_ids)} is outside the vocabulary of {len(self._logits)}", reason="invalid"
             )
+        try:
+            self._images.check(prompt_ids, images)
+        except (ValueError, ImageRefused, ImageFailed) as error:
+            raise EngineRefused(f"images: {error}", reason="invalid") from error
 
     def _admit(self) -> None:
         while self._queue and self._num_running < self._settings.max_running:
@@ -183,7 +206,7 @@ class FakeCore:
             if call is None or call.ready.done():
                 heapq.heappop(self._queue)
                 continue
-            lease = self._cache.acquire(call.prompt_ids, call.max_new_tokens)
+            lease = self._cache.acquire(call.cache_ids, call.max_new_tokens)
             if lease is None:
                 return
             heapq.heappop(self._queue)
@@ -194,7 +217,7 @@ class FakeCore:
     async def _sample(
         self, request_id: str, call: _Call, sampling: types.Sampling
     ) -> tuple[list[int], list[float], str]:
-        rng = random.Random(f"{self._settings.seed}/{request_id}")  # noqa: S311 - a simulation
+        rng = random.Random("/".join((str(self._settings.seed), request_id, *call.digests)))  # noqa: S311 - a simulation
         stops = frozenset(sampling.stop_token_ids)
         token_ids: list[int] = []
         logprobs: list[float] = []
@@ -215,6 +238,8 @@ class FakeCore:
 
     def _draw(self, rng: random.Random, previous: int, temperature: float) -> int:
         row = self._row(previous)
+        if forbidden := self._images.forbidden:
+            row = [-math.inf if token_id in forbidden else value for token_id, value in enumerate(row)]
         if temperature == 0.0:
             return row.index(max(row))
         key = (previous, temperature)

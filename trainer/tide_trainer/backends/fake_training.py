@@ -23,6 +23,7 @@ from tide_trainer import types
 from tide_trainer.backends import whole_files
 from tide_trainer.backends.training_wire import check_sequence
 from tide_trainer.errors import BackendFailed, ConfigurationError
+from tide_trainer.images import ImageTokens
 from tide_trainer.objectives import LossSettings
 
 TENSOR = "logits"
@@ -58,6 +59,7 @@ class FakeTraining:
         self._num_updates = 0
         self._version = 0
         self._source = settings.model
+        self._placeholder_id: int | None = None
         self._lock = asyncio.Lock()
 
     async def start(self, checkpoint: str | None = None) -> int:
@@ -72,6 +74,8 @@ class FakeTraining:
         if table is None or table.ndim != 2 or table.shape[0] != table.shape[1]:
             raise ConfigurationError("model.path", f"{self._source!r} holds no square tensor '{TENSOR}'")
         self._table = table.astype(np.float32)
+        tokens = ImageTokens.read(self._source) if (Path(self._source) / "config.json").is_file() else None
+        self._placeholder_id = tokens.placeholder_id if tokens else None
         self._moments = {name: np.zeros_like(self._table) for name in ("exp_avg", "exp_avg_sq")}
         self._num_updates, self._version = 0, 0
         place = whole_files.saved_place(self._source) if checkpoint else None
@@ -85,7 +89,7 @@ class FakeTraining:
         """One Adam update; see `protocols.TrainingBackend`. Raises ValueError for parts that do not fit together."""
         began, cpu = time.monotonic(), time.process_time()
         for index, sequence in enumerate(batch.sequences):
-            check_sequence(sequence, index)
+            check_sequence(sequence, index, self._placeholder_id)
         trained = [s for s in batch.sequences if any(s.sampled[1:])]
         num_tokens = sum(sum(s.sampled[1:]) for s in trained)
         table = self._up()
@@ -101,8 +105,11 @@ class FakeTraining:
         wall_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
         return types.TrainReport(len(trained), num_tokens, wall_s, cpu_s, metrics)
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probs at the present table; see `protocols.TrainingBackend`."""
+    async def score(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[types.ImageSpan]] = ()
+    ) -> list[list[float]]:
+        """Log-probs at the present table, which knows no images; see `protocols.TrainingBackend`."""
+        del images
         logprobs = _log_softmax(self._up())
         return [
             [0.0, *(float(logprobs[before, now]) for before, now in itertools.pairwise(ids))] if ids else []

@@ -16,17 +16,25 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tide_trainer import types
 from tide_trainer.backends.engine_process import Child, Spawner
 from tide_trainer.backends.micro_batches import plan_micro_batches
-from tide_trainer.backends.training_wire import FsdpSettings, RankSettings, check_sequence, combine, pack
+from tide_trainer.backends.training_wire import (
+    FsdpSettings,
+    RankSettings,
+    check_sequence,
+    combine,
+    pack,
+    pack_images,
+)
 from tide_trainer.backends.whole_files import existing
 from tide_trainer.channel import Channel, ChannelError, ChannelServer, PeerError, serve_channel
-from tide_trainer.errors import BackendFailed, ConfigurationError
+from tide_trainer.errors import BackendFailed, ConfigurationError, ImageFailed
+from tide_trainer.images import ImageStore, ImageTokens, check_spans
 
 _STOP_S = 8.0
 T = TypeVar("T")
@@ -54,6 +62,7 @@ class FsdpBackend:
         self._channels: dict[int, Channel] = {}
         self._server: ChannelServer | None = None
         self._folder: Path | None = None
+        self._placeholder_id: int | None = None
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
         self._failure = "the training backend is not started"
@@ -76,6 +85,8 @@ class FsdpBackend:
         if self._children:
             raise BackendFailed("the training backend is started already")
         folder = existing(checkpoint or self._settings.model)
+        tokens = ImageTokens.read(folder)
+        self._placeholder_id = tokens.placeholder_id if tokens else None
         checkpoint = None if checkpoint is None else folder
         try:
             async with asyncio.timeout(self._settings.boot_timeout_s):
@@ -96,12 +107,14 @@ class FsdpBackend:
         """One optimizer update; see `protocols.TrainingBackend`.
 
         Raises:
-            ValueError: a sequence's parts have different lengths.
+            ValueError: a sequence's parts do not fit together.
+            ImageFailed: an image is not in the store.
             BackendFailed: a rank died, was late, or the gradient is not finite (then nothing was changed).
         """
         began = time.monotonic()
         for index, sequence in enumerate(batch.sequences):
-            check_sequence(sequence, index)
+            check_sequence(sequence, index, self._placeholder_id)
+        self._check_stored(sequence.images for sequence in batch.sequences)
         packed = [pack(sequence) for sequence in batch.sequences]
         packed = [sequence for sequence in packed if sequence["trained"]]
         num_tokens = sum(len(sequence["trained"]) for sequence in packed)
@@ -112,6 +125,7 @@ class FsdpBackend:
             "num_tokens": num_tokens,
             "num_sequences": len(packed),
             "learning_rate": batch.learning_rate,
+            "any_images": any("images" in sequence for sequence in packed),
         }
         bodies = [{**common, "micro_batches": share} for share in self._shares(packed)]
         answers = await self._ask("train", bodies, self._settings.timeout_s)
@@ -121,18 +135,25 @@ class FsdpBackend:
         cpu_s = sum(answer["cpu_s"] for answer in answers)
         return types.TrainReport(len(packed), num_tokens, time.monotonic() - began, cpu_s, metrics)
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    async def score(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[types.ImageSpan]] = ()
+    ) -> list[list[float]]:
         """Log-probs at the present weights; see `protocols.TrainingBackend`."""
-        packed = [
-            {"ids": list(ids), "trained": list(range(1, len(ids))), "index": index}
-            for index, ids in enumerate(sequences)
+        spans = images or [()] * len(sequences)
+        for ids, mine in zip(sequences, spans, strict=True):
+            check_spans(ids, mine, self._placeholder_id)
+        self._check_stored(spans)
+        packed: list[dict[str, Any]] = [
+            {"ids": list(ids), "trained": list(range(1, len(ids))), "index": index, "images": pack_images(mine)}
+            for index, (ids, mine) in enumerate(zip(sequences, spans, strict=True))
             if len(ids) > 1
         ]
         found = [[0.0] * len(ids) for ids in sequences]
         if not packed:
             return found
         shares = self._shares(packed)
-        bodies = [{"micro_batches": share} for share in shares]
+        any_images = any(sequence["images"] for sequence in packed)
+        bodies = [{"micro_batches": share, "any_images": any_images} for share in shares]
         answers = await self._ask("score", bodies, self._settings.timeout_s)
         for share, logprobs in zip(shares, answers, strict=True):
             order = [sequence["index"] for micro_batch in share for sequence in micro_batch]
@@ -168,6 +189,13 @@ class FsdpBackend:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def _check_stored(self, images: Iterable[Sequence[types.ImageSpan]]) -> None:
+        """Raises ImageFailed for an image that is not there: a rank that finds it missing would leave the others."""
+        store = ImageStore(self._settings.image_folder)
+        for digest in sorted({span.digest for spans in images for span in spans}):
+            if not self._settings.image_folder or not store.path(digest).is_file():
+                raise ImageFailed(f"image {digest} is not in the image store {self._settings.image_folder!r}")
 
     def _shares(self, packed: Sequence[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:
         """Rank -> micro-batches -> sequences."""

@@ -41,14 +41,16 @@ async def _serve(place: RankSettings) -> None:
     def train(body: dict[str, Any]) -> dict[str, Any]:
         totals = Totals(body["num_tokens"], body["num_sequences"])
         try:
-            return worker.train(body["objective"], body["micro_batches"], totals, body["learning_rate"])
+            return worker.train(
+                body["objective"], body["micro_batches"], totals, body["learning_rate"], body["any_images"]
+            )
         except fsdp_worker.NotFinite as error:
             raise PeerError("not_finite", str(error)) from error
 
     handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
         "boot": boot,
         "train": train,
-        "score": lambda body: worker.score(body["micro_batches"]),
+        "score": lambda body: worker.score(body["micro_batches"], body["any_images"]),
         "publish": lambda body: worker.publish(body["version"], body["directory"]),
         "save": lambda body: worker.save(body["directory"], body["extra"]),
     }

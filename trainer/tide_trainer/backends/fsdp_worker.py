@@ -13,9 +13,15 @@ import torch
 import torch.distributed as dist
 
 from tide_trainer.backends import checkpoint_files
+from tide_trainer.backends.image_inputs import ImageInputs
 from tide_trainer.backends.losses import LossInputs, Totals, policy_loss, supervised_loss
 from tide_trainer.backends.policy_model import Padded, entropy, full, load_policy, log_probs, shard
 from tide_trainer.backends.training_wire import RankSettings
+from tide_trainer.backends.vision_batch import VisionBatch, vision_batch
+from tide_trainer.images import ImageStore, ImageTokens
+
+_CACHED_IMAGE_BYTES = 256 * 1024 * 1024
+"""Patches that stay between micro-batches: siblings begin with the same image."""
 
 
 class NotFinite(Exception):
@@ -47,6 +53,10 @@ class FsdpWorker:
         settings = self._settings
         self._source = checkpoint or settings.model
         self._model = load_policy(self._source, self._device)
+        self._images = None
+        if ImageTokens.read(self._source) is not None:
+            store = ImageStore(settings.image_folder)
+            self._images = ImageInputs(self._source, store, max_cached_bytes=_CACHED_IMAGE_BYTES)
         dtype = getattr(torch, settings.dtype)
         self._autocast = torch.autocast(self._device.type, dtype=dtype, enabled=dtype != torch.float32)
         if self._world > 1:
@@ -72,8 +82,11 @@ class FsdpWorker:
         micro_batches: Sequence[Sequence[Mapping[str, Any]]],
         totals: Totals,
         learning_rate: float | None,
+        any_images: bool = False,
     ) -> dict[str, Any]:
         """One optimizer update from this rank's micro-batches, of which every rank has the same number.
+
+        `any_images` is whether any rank's have images.
 
         Raises:
             NotFinite: on all ranks alike; nothing was changed.
@@ -83,7 +96,7 @@ class FsdpWorker:
         metrics: dict[str, float] = {}
         for sequences in micro_batches:
             with self._autocast:
-                loss, found = self._loss(objective, sequences, totals)
+                loss, found = self._loss(objective, sequences, totals, any_images)
             # FSDP averages gradients over ranks, and the loss is a sum over them.
             (loss * self._world).backward()
             for name, value in found.items():
@@ -99,13 +112,16 @@ class FsdpWorker:
         self._optimizer.zero_grad(set_to_none=True)
         return {"metrics": metrics, "grad_norm": norm, "cpu_s": time.process_time() - began}
 
-    def score(self, micro_batches: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[float]]:
+    def score(
+        self, micro_batches: Sequence[Sequence[Mapping[str, Any]]], any_images: bool = False
+    ) -> list[list[float]]:
         """Log-probs of the chosen positions of each sequence, in order, in float32."""
         answers: list[list[float]] = []
         with torch.no_grad():
             for sequences in micro_batches:
                 padded = Padded(sequences, self._device)
-                found, _ = log_probs(self._model(padded.ids, padded.rows, padded.columns), padded.targets)
+                vision = self._vision(sequences, padded, any_images)
+                found, _ = log_probs(self._model(padded.ids, padded.rows, padded.columns, vision), padded.targets)
                 parts = found.cpu().split([len(sequence["trained"]) for sequence in sequences])
                 answers += [part.tolist() for part in parts]
         return answers
@@ -140,12 +156,18 @@ class FsdpWorker:
         if self._world > 1:
             dist.destroy_process_group()
 
+    def _vision(self, sequences: Sequence[Mapping[str, Any]], padded: Padded, any_images: bool) -> VisionBatch | None:
+        if not any_images or self._images is None:
+            return None
+        return vision_batch(sequences, padded.shape, self._images, self._device)
+
     def _loss(
-        self, objective: str, sequences: Sequence[Mapping[str, Any]], totals: Totals
+        self, objective: str, sequences: Sequence[Mapping[str, Any]], totals: Totals, any_images: bool
     ) -> tuple[torch.Tensor, dict[str, float]]:
         settings = self._settings.loss
         padded = Padded(sequences, self._device)
-        found, every = log_probs(self._model(padded.ids, padded.rows, padded.columns), padded.targets)
+        vision = self._vision(sequences, padded, any_images)
+        found, every = log_probs(self._model(padded.ids, padded.rows, padded.columns, vision), padded.targets)
         mask = padded.spread(torch.ones_like(padded.rows, dtype=torch.bool))
         lp = padded.spread(found)
         with torch.set_grad_enabled(settings.entropy_coefficient > 0 and objective == "policy"):

@@ -29,7 +29,8 @@ def main() -> int:
     try:
         folder = make_tiny_model(settings["directory"], words, TinyModel(**settings["shape"]))
         if settings["fake"]:
-            vocabulary = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            vocabulary = config.get("vocab_size") or config["text_config"]["vocab_size"]
             make_fake_model(folder, vocabulary, settings["shape"]["seed"])
     except TrainerError as error:
         print(error, file=sys.stderr)

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PLAIN_HEADS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+from tide_trainer.backends.vision_batch import VisionBatch
+from tide_trainer.images import SUPPORTED, ImageTokens
+
+_PLAIN_HEADS = frozenset({"llama", "mistral", "qwen2", "qwen3", *SUPPORTED})
 """Model types whose logits are exactly lm_head(hidden): no scaling, no soft cap."""
 
 
@@ -20,7 +23,7 @@ class PolicyModel(nn.Module):
     """Wraps a transformers model; logits are made only where they are used.
 
     Args:
-        inner: an `AutoModelForCausalLM`.
+        inner: an `AutoModelForCausalLM`, or an `AutoModelForImageTextToText` of a family whose images are known.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -28,10 +31,17 @@ class PolicyModel(nn.Module):
         self.inner = inner
         self._head_alone = inner.config.model_type in _PLAIN_HEADS
 
-    def forward(self, ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Logits [N, V] float32 that predict the token at (rows[n], columns[n]) of `ids` [B, T], columns at least 1."""
+    def forward(self, ids: Tensor, rows: Tensor, columns: Tensor, vision: VisionBatch | None = None) -> Tensor:
+        """Logits [N, V] float32 that predict the token at (rows[n], columns[n]) of `ids` [B, T], columns at least 1.
+
+        `vision` holds the images where there are any.
+        """
         if self._head_alone:
-            hidden = self.inner.model(input_ids=ids, use_cache=False).last_hidden_state
+            if vision is not None:
+                inputs = {"inputs_embeds": vision.embed(self.inner, ids), "position_ids": vision.positions}
+            else:
+                inputs = {"input_ids": ids}
+            hidden = text_model(self.inner)(**inputs, use_cache=False).last_hidden_state
             return self.inner.lm_head(hidden[rows, columns - 1]).float()
         return self.inner(input_ids=ids, use_cache=False).logits[rows, columns - 1].float()
 
@@ -46,9 +56,10 @@ class PolicyModel(nn.Module):
 
 def load_policy(folder: str, device: torch.device) -> PolicyModel:
     """Loads a model folder in float32; never from the network."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    inner: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    kind: Any = AutoModelForCausalLM if ImageTokens.read(folder) is None else AutoModelForImageTextToText
+    inner = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     inner.train()
     return PolicyModel(inner.to(device))
 
@@ -58,11 +69,17 @@ def shard(model: PolicyModel, mesh: Any, dtype: torch.dtype) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    for layer in model.inner.model.layers:
+    vision_blocks = model.inner.model.visual.blocks if hasattr(model.inner.model, "visual") else ()
+    for layer in (*text_model(model.inner).layers, *vision_blocks):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # By default the root keeps its gathered weights after a forward: after `score`, which has no backward, they would
     # outlive the next update and be published.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+
+
+def text_model(inner: Any) -> Any:
+    """The decoder without its head; a model with images holds it beside the vision tower."""
+    return getattr(inner.model, "language_model", inner.model)
 
 
 def full(tensor: Tensor) -> Tensor:

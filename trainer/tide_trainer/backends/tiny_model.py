@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen3 model and its word-level tokenizer from a seed: nothing is downloaded.
+"""Makes a tiny Qwen3 or Qwen2.5-VL model and its word-level tokenizer from a seed: nothing is downloaded.
 
     make_tiny_model("models/tiny", words, TinyModel(seed=0))
 
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tide_trainer.backends import tiny_vision
 from tide_trainer.errors import ConfigurationError
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<end>"
@@ -23,11 +24,18 @@ ROLES = ("system", "user", "assistant", "tool")
 SPECIALS = (PAD, UNKNOWN, END, *(f"<{role}>" for role in ROLES))
 MAX_WORDS = 50_000
 
+VISION_START, VISION_END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+VISION = (VISION_START, VISION_END, IMAGE, VIDEO)
+"""Only in a model that takes images; the names are those of its family."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<' + message['role'] + '>' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] or [] %}{{ part['text'] or '' }}{% endfor %}{% endif %}"
+    "{% else %}{% for part in message['content'] or [] %}"
+    "{% if part['type'] in ('image', 'image_url') %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% else %}{{ part['text'] or '' }}{% endif %}"
+    "{% endfor %}{% endif %}"
     "{% if message['role'] == 'assistant' %}{{ '<end>' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
@@ -47,6 +55,7 @@ class TinyModel:
         feed_forward: width of the gated feed-forward layer.
         max_context_tokens: longest sequence.
         init_std: standard deviation of the initial weights; None takes 1 / sqrt(hidden).
+        vision: True: a Qwen2.5-VL model, which also takes images.
     """
 
     seed: int = 0
@@ -57,6 +66,7 @@ class TinyModel:
     feed_forward: int = 256
     max_context_tokens: int = 1024
     init_std: float | None = None
+    vision: bool = False
 
 
 HEAD_DIM = 32
@@ -76,7 +86,7 @@ def load_words(source: str | Sequence[str]) -> list[str]:
         source = [line for line in lines if line]
     words = list(dict.fromkeys(source))
     for word in words:
-        if not word or word.split() != [word] or word in SPECIALS:
+        if not word or word.split() != [word] or word in SPECIALS or word in VISION:
             raise ConfigurationError(
                 "model.words", f"remove {word!r}: a word has no white space and is no special token"
             )
@@ -85,12 +95,13 @@ def load_words(source: str | Sequence[str]) -> list[str]:
     return words
 
 
-def make_tokenizer(words: Iterable[str]) -> Any:
+def make_tokenizer(words: Iterable[str], *, vision: bool = False) -> Any:
     """A `PreTrainedTokenizerFast` that splits at white space; an unknown word is `<unk>`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: number for number, word in enumerate([*SPECIALS, *words])}
+    extra = VISION if vision else ()
+    vocabulary = {word: number for number, word in enumerate([*SPECIALS, *extra, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     fast = PreTrainedTokenizerFast(
@@ -98,7 +109,7 @@ def make_tokenizer(words: Iterable[str]) -> Any:
         pad_token=PAD,
         unk_token=UNKNOWN,
         eos_token=END,
-        additional_special_tokens=[f"<{role}>" for role in ROLES],
+        additional_special_tokens=[*(f"<{role}>" for role in ROLES), *extra],
         clean_up_tokenization_spaces=False,
         padding_side="right",
     )
@@ -118,7 +129,7 @@ def make_tiny_model(directory: str | Path, words: str | Sequence[str], shape: Ti
         ConfigurationError: the words or the shape cannot be used.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig
 
     _check(shape)
     folder, listed = Path(directory), load_words(words)
@@ -126,7 +137,24 @@ def make_tiny_model(directory: str | Path, words: str | Sequence[str], shape: Ti
     stamp = folder / "tiny_model.json"
     if stamp.is_file() and stamp.read_text("utf-8") == recipe:
         return folder
-    tokenizer = make_tokenizer(listed)
+    tokenizer = make_tokenizer(listed, vision=shape.vision)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shape.seed)
+        model: Any = (tiny_vision.make(shape, tokenizer) if shape.vision else _make_text(shape, tokenizer)).float()
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if shape.vision:
+        tiny_vision.write_processor(folder)
+    stamp.write_text(recipe, "utf-8")
+    return folder
+
+
+def _make_text(shape: TinyModel, tokenizer: Any) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -143,16 +171,7 @@ def make_tiny_model(directory: str | Path, words: str | Sequence[str], shape: Ti
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(shape.seed)
-        model: Any = Qwen3ForCausalLM(config).float()
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    stamp.write_text(recipe, "utf-8")
-    return folder
+    return Qwen3ForCausalLM(config)
 
 
 def _check(shape: TinyModel) -> None:
@@ -161,3 +180,7 @@ def _check(shape: TinyModel) -> None:
             raise ConfigurationError(f"model.{name}", "give a number of at least 1")
     if shape.heads % shape.kv_heads:
         raise ConfigurationError("model.kv_heads", f"give a divisor of heads ({shape.heads})")
+    if shape.vision and shape.hidden != shape.heads * HEAD_DIM:
+        raise ConfigurationError(
+            "model.hidden_size", f"give num_heads ({shape.heads}) times {HEAD_DIM}: a model with images has no other"
+        )

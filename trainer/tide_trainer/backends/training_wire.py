@@ -1,10 +1,10 @@
 """What the main process and a training rank say to each other, as plain JSON data. No torch.
 
-boot {checkpoint}              -> {version}
-train {micro_batches, ...}     -> {metrics, grad_norm, learning_rate, cpu_s}
-score {micro_batches}          -> {logprobs}
-publish {version, directory}   -> {path, checksums} from rank 0, {} from the others
-save {directory, extra}        -> {}
+boot {checkpoint}                       -> {version}
+train {micro_batches, any_images, ...}  -> {metrics, grad_norm, learning_rate, cpu_s}
+score {micro_batches, any_images}       -> {logprobs}
+publish {version, directory}            -> {path, checksums} from rank 0, {} from the others
+save {directory, extra}                 -> {}
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tide_trainer.images import check_spans
 from tide_trainer.objectives import LossSettings
+from tide_trainer.types import ImageSpan
 from tide_trainer.types import Sequence as TrainSequence
 
 
@@ -36,7 +38,8 @@ class FsdpSettings:
         betas: AdamW's.
         weight_decay: AdamW's.
         max_grad_norm: the gradient is scaled down to this norm; 0: never.
-        micro_batch_tokens: most tokens of a micro-batch, padding included.
+        micro_batch_tokens: most tokens of a micro-batch, padding and the placeholder ids of images included.
+        image_folder: the run's image store; empty: sequences with images are refused.
         loss: the policy loss.
         boot_timeout_s: longest boot of all ranks.
         timeout_s: longest train step, score, publish or save.
@@ -54,6 +57,7 @@ class FsdpSettings:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 16_384
+    image_folder: str = ""
     loss: LossSettings = field(default_factory=lambda: LossSettings.model_validate({}))
     boot_timeout_s: float = 300.0
     timeout_s: float = 600.0
@@ -91,22 +95,43 @@ def pack(sequence: TrainSequence) -> dict[str, Any]:
     A sampled first token trains nothing: no token stands before it.
     """
     trained = [position for position, sampled in enumerate(sequence.sampled) if sampled and position]
-    return {
+    packed: dict[str, Any] = {
         "ids": list(sequence.token_ids),
         "trained": trained,
         "logprobs": [sequence.logprobs[position] for position in trained],
         "advantage": sequence.advantage,
     }
+    if sequence.images:
+        packed["images"] = pack_images(sequence.images)
+    return packed
 
 
-def check_sequence(sequence: TrainSequence, index: int) -> None:
-    """Raises ValueError naming the field of a sequence whose parts do not fit together."""
+def pack_images(spans: Sequence[ImageSpan]) -> list[tuple[int, int, str]]:
+    """Spans as JSON data."""
+    return [(span.start, span.num_tokens, span.digest) for span in spans]
+
+
+def check_sequence(sequence: TrainSequence, index: int, placeholder_id: int | None) -> None:
+    """Raises ValueError naming the field of a sequence whose parts do not fit together.
+
+    Args:
+        sequence: the sequence.
+        index: its place, for the error.
+        placeholder_id: the model's; None for a model without images.
+    """
     length = len(sequence.token_ids)
     for name in ("sampled", "logprobs"):
         if len(getattr(sequence, name)) != length:
             raise ValueError(f"sequences[{index}].{name} has {len(getattr(sequence, name))} entries for {length} ids")
     if length and min(sequence.token_ids) < 0:
         raise ValueError(f"sequences[{index}].token_ids has a negative id")
+    try:
+        check_spans(sequence.token_ids, sequence.images, placeholder_id)
+    except ValueError as error:
+        raise ValueError(f"sequences[{index}].images: {error}") from None
+    for span in sequence.images:
+        if any(sequence.sampled[span.start : span.start + span.num_tokens]):
+            raise ValueError(f"sequences[{index}].sampled is True inside the image at {span.start}")
 
 
 def combine(answers: Sequence[Mapping[str, Any]], num_tokens: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ class VllmCore:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._calls: dict[str, _Call] = {}
         self._in_flight: set[str] = set()
+        self._loading: set[str] = set()
         self._version = settings.version
         self._blocked = "the engine boots"
         self._reason = "updating"
@@ -71,7 +72,12 @@ class VllmCore:
         await self._booted
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: types.Sampling, priority: int
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: types.Sampling,
+        priority: int,
+        images: Sequence[types.ImageSpan] = (),
     ) -> types.Completion:
         """Samples one completion; see `engine_app.ServedEngine`. Cancelling aborts it in the engine."""
         if self._blocked:
@@ -82,16 +88,22 @@ class VllmCore:
             raise EngineRefused(
                 f"prompt_ids: {max(prompt_ids)} is outside the vocabulary of {self._vocabulary}", reason="invalid"
             )
-        call = _Call(self._request(request_id, prompt_ids, sampling, priority), self._loop.create_future())
         self._in_flight.add(request_id)
-        self._commands.put(lambda: self._add(call))
+        self._loading.add(request_id)
         try:
+            features = await self._images.features(prompt_ids, images)
+            if request_id not in self._loading:
+                return types.Completion((), (), 0, "abort", self._version)
+            request = self._requests.make(request_id, prompt_ids, sampling, priority, features)
+            call = _Call(request, self._loop.create_future())
+            self._commands.put(lambda: self._add(call))
             return await call.future
         except asyncio.CancelledError:
             self._commands.put(lambda: self._abort([request_id]))
             raise
         finally:
             self._in_flight.discard(request_id)
+            self._loading.discard(request_id)
 
     async def update_weights(self, update: types.WeightUpdate) -> int:
         """Loads and proves a version between two forward passes; see `engine_app.ServedEngine`."""
@@ -114,6 +126,7 @@ class VllmCore:
     def abort(self, request_ids: list[str]) -> int:
         """Ends calls in flight; unknown ids are ignored."""
         known = [request_id for request_id in request_ids if request_id in self._in_flight]
+        self._loading.difference_update(known)
         if known:
             self._commands.put(lambda: self._abort(known))
         return len(known)
@@ -155,20 +168,6 @@ class VllmCore:
 
     # --- the event loop's side -------------------------------------------------------------------------------------
 
-    def _request(self, request_id: str, prompt_ids: list[int], sampling: types.Sampling, priority: int) -> Any:
-        params = self._sampling_params(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens,
-            stop_token_ids=list(sampling.stop_token_ids),
-            logprobs=0,
-            detokenize=False,
-            skip_clone=True,
-        )
-        request = self._core_request(
-            request_id, prompt_ids, None, params, None, time.time(), None, None, None, priority=priority
-        )
-        return self._core.preprocess_add_request(request)[0]
-
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         future: asyncio.Future[_T] = self._loop.create_future()
 
@@ -209,11 +208,13 @@ class VllmCore:
             self._stopped.set()
 
     def _boot(self) -> None:
-        from tide_trainer.backends import vllm_build
+        from tide_trainer.backends import vllm_build, vllm_images
 
-        self._core = vllm_build.build(self._settings)
+        settings = self._settings
+        self._images = vllm_images.PromptImages(settings.model_path, settings.image_folder)
+        self._core = vllm_build.build(settings, self._images.tokens)
         self._vocabulary = self._core.vllm_config.model_config.get_vocab_size()
-        self._sampling_params, self._core_request = vllm_build.request_types()
+        self._requests = vllm_build.Requests(self._core, self._images.forbidden_ids)
 
     def _serve(self) -> None:
         core, pace_s, began_s = self._core, self._settings.min_step_s, 0.0

@@ -30,6 +30,7 @@ class VllmSettings:
             they share one; 0: none.
         enforce_eager: True: no compilation and no CUDA graphs.
         seed: of the sampler; give every rank its own.
+        image_folder: the run's image store; empty: images are refused.
         token: bearer token; None: none.
     """
 
@@ -45,6 +46,7 @@ class VllmSettings:
     min_step_s: float = 0.004
     enforce_eager: bool = True
     seed: int = 0
+    image_folder: str = ""
     token: str | None = None
 
     @property

@@ -102,6 +102,10 @@ def locate(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LiveP
         WeightsDiffer: names the tensors that are missing, unknown or of a wrong shape.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    # A model with images keeps its parts under other names than the file; its loader renames by the same table.
+    prefixes = getattr(getattr(model, "hf_to_vllm_mapper", None), "orig_to_new_prefix", {})
+    file_names = {_renamed(name, prefixes): name for name in shapes}
+    shapes = {renamed: shapes[name] for renamed, name in file_names.items()}
     parts: dict[str, LivePart] = {}
     missing: list[str] = []
     seen: dict[int, str] = {}
@@ -121,7 +125,14 @@ def locate(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LiveP
             f"the file lacks {', '.join(missing[:5]) or 'nothing'} and the model does not know "
             f"{', '.join(unknown[:5]) or 'nothing else'}"
         )
-    return parts
+    return {file_names[renamed]: part for renamed, part in parts.items()}
+
+
+def _renamed(name: str, prefixes: Mapping[str, str | None]) -> str:
+    for prefix, new in prefixes.items():
+        if new is not None and name.startswith(prefix):
+            name = new + name.removeprefix(prefix)
+    return name
 
 
 def _file_names(live_name: str, packed: Mapping[str, list[str]]) -> list[str]:

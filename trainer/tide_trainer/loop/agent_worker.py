@@ -8,7 +8,7 @@
 | --- | --- |
 | run (event) | {session, api_key, spec, router_url, model, footprint_token?}; spec has the fields of `TaskSpec` |
 | abort (event) | {session}: the task is cancelled and ended at the gateway; no `done` follows |
-| stats (request) | {} -> {tasks, num_done, lag_max_s, cpu_s} |
+| stats (request) | {} -> {tasks, num_done, num_abandoned, lag_max_s, cpu_s}; abandoned: threads of a plain agent |
 
 Waits for: the engine (through the router's held calls) and environments. At most `--max-tasks` run at once, more wait
 in order. The process ends with its channel, or on SIGTERM; all its tasks are then ended at the gateway, in parallel.
@@ -23,7 +23,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -34,6 +34,7 @@ from tide_sdk.agents import Agent, AgentResult, load_agent
 from tide_sdk.client import GatewayClient
 from tide_sdk.clocks import ClockName
 from tide_sdk.context import AgentContext
+from tide_sdk.context_images import without_bytes
 from tide_sdk.footprints import FootprintReporter
 from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import TaskResult, TaskSpec
@@ -106,6 +107,7 @@ class AgentWorker:
         return {
             "tasks": len(self._tasks),
             "num_done": self.num_done,
+            "num_abandoned": self._agent.threads.num_abandoned,
             "lag_max_s": self.lag.take_max_s(),
             "cpu_s": time.process_time(),
         }
@@ -136,6 +138,7 @@ class AgentWorker:
                     self._endpoint(session, order),
                     on_started=lambda started: _started(channel, session, started),
                     reporter=self._reporter(order),
+                    report_as=session,
                 )
         except Exception as error:  # noqa: BLE001 - the boundary: a bad order or rollout is data, not a crash
             _LOG.exception("task %s could not be run", session)
@@ -146,26 +149,16 @@ class AgentWorker:
     def _watched(self, seen: _Seen) -> Agent:
         async def play(ctx: AgentContext) -> AgentResult:
             seen.context = ctx
-            try:
-                return await self._agent(ctx)
-            except Exception:
-                raise
-            except BaseException as error:
-                task = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # aborted, or its deadline passed
-                # SystemExit would end the whole process, and with it everyone's tasks; a CancelledError that nobody
-                # asked for would end this task without a word.
-                raise RuntimeError(f"the agent raised {type(error).__name__}: {error}") from error
+            return await self._agent(ctx)
 
-        return Agent(self._agent.name, play)
+        return replace(self._agent, function=play)
 
     def _endpoint(self, session: str, order: Mapping[str, Any]) -> ModelEndpoint:
         router_url, model = str(order["router_url"]).rstrip("/"), str(order["model"])
         url = f"{router_url}/sessions/{quote(session, safe='')}/v1"
         shared = self._endpoints.get((router_url, model))
         if shared is None:
-            shared = self._endpoints[router_url, model] = ModelEndpoint(url, model=model)
+            shared = self._endpoints[router_url, model] = ModelEndpoint(url, model=model, image_references=True)
         return shared.at(base_url=url, api_key=str(order["api_key"]))
 
     def _reporter(self, order: Mapping[str, Any]) -> FootprintReporter | None:
@@ -194,7 +187,8 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
         "turns": result.turns,
         "metrics": dict(result.metrics),
         "error": result.error,
-        "messages": messages,
+        "cleanup_errors": list(result.cleanup_errors),
+        "messages": without_bytes(messages) if all(isinstance(one, dict) for one in messages) else messages,
     }
     try:
         channel.notify("done", account)
@@ -229,7 +223,7 @@ async def work(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = GatewayClient(arguments.gateway, token=gateway_token())
+    gateway = GatewayClient(arguments.gateway, token=gateway_token(), references=True)
     worker = AgentWorker(agent, gateway, max_tasks=arguments.max_tasks)
     channel = await connect_channel(arguments.control, worker.handlers(), name=arguments.name)
     channel.on_close(lambda _: stop.set())

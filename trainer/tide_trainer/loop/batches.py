@@ -7,6 +7,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from statistics import fmean
 
+from tide_trainer.errors import RunFailed
+from tide_trainer.images import check_spans
 from tide_trainer.objectives import AdvantageSettings, group_advantages
 from tide_trainer.types import Group, Sequence, TrainBatch, Trajectory
 
@@ -34,17 +36,36 @@ class BatchFigures:
     num_sampled_tokens: int
 
 
-def train_batch(groups: Iterable[Group], settings: AdvantageSettings, learning_rate: float | None = None) -> TrainBatch:
-    """One sequence per segment, each with its trajectory's advantage; trajectories without a reward do not train."""
+def train_batch(
+    groups: Iterable[Group],
+    settings: AdvantageSettings,
+    learning_rate: float | None = None,
+    placeholder_id: int | None = None,
+) -> TrainBatch:
+    """One sequence per segment, each with its trajectory's advantage; trajectories without a reward do not train.
+
+    Args:
+        groups: finished groups.
+        settings: how advantages are made.
+        learning_rate: of the update; None: the configured one.
+        placeholder_id: of the model's images; None for a model without images.
+
+    Raises:
+        RunFailed: a segment's images do not fit its ids; such a batch would train on other pixels than were seen.
+    """
     sequences: list[Sequence] = []
     for group in groups:
         rewarded = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         rewards = [trajectory.reward for trajectory in rewarded if trajectory.reward is not None]
         for trajectory, advantage in zip(rewarded, group_advantages(rewards, settings), strict=True):
-            sequences.extend(
-                Sequence(segment.token_ids, segment.sampled, segment.logprobs, advantage)
-                for segment in trajectory.segments
-            )
+            for number, segment in enumerate(trajectory.segments):
+                try:
+                    check_spans(segment.token_ids, segment.images, placeholder_id)
+                except ValueError as error:
+                    raise RunFailed(f"segment {number} of trajectory {trajectory.uid}: {error}") from error
+                sequences.append(
+                    Sequence(segment.token_ids, segment.sampled, segment.logprobs, advantage, segment.images)
+                )
     return TrainBatch("policy", tuple(sequences), learning_rate)
 
 

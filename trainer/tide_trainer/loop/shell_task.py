@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer.scheduling.plan import TaskEntry
+from tide_trainer.segments import read_segment
 from tide_trainer.settings import RolloutSettings, TrainerSettings
-from tide_trainer.types import Kind, Prompt, Segment, Trajectory
+from tide_trainer.types import Kind, Prompt, Trajectory
+
+_LOG = logging.getLogger(__name__)
 
 
 def _future() -> asyncio.Future[Any]:
@@ -127,20 +131,22 @@ class ShellFigures:
 
 
 def to_trajectory(task: ShellTask, captured: Mapping[str, Any] | None, done: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of a finished attempt: the router's captured tokens and the worker's account."""
-    segments = tuple(
-        Segment(
-            tuple(segment["token_ids"]),
-            tuple(segment["sampled"]),
-            tuple(segment["logprobs"]),
-            tuple(segment["versions"]),
-        )
-        for segment in (captured or {}).get("segments", ())
-    )
+    """The trajectory of a finished attempt: the router's captured tokens and the worker's account.
+
+    Segments that are not whole, or whose images do not fit their ids, are an infrastructure failure: nothing of the
+    attempt trains, and its error names the place.
+    """
+    try:
+        segments = tuple(read_segment(segment) for segment in (captured or {}).get("segments", ()))
+    except ValueError as error:
+        words = f"the router's account of {task.session} is not whole: {error}"
+        _LOG.error("%s", words)
+        segments, done = (), {**done, "outcome": "infrastructure", "reward": None, "error": words}
     versions = [version for segment in segments for version in segment.versions if version >= 0]
     metrics = dict(done.get("metrics") or {})
-    if done.get("error"):
-        metrics["error"] = done["error"]
+    for name in ("error", "cleanup_errors"):
+        if done.get(name):
+            metrics[name] = done[name]
     return Trajectory(
         uid=task.uid,
         group=task.group,

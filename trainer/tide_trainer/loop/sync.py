@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tide_trainer.errors import EngineFailed, EngineRefused, RunFailed, TrainerError, WeightsDiffer
-from tide_trainer.loop.parity import parity, parity_prompts
+from tide_trainer.loop.parity import ParityImage, parity, parity_prompts
 from tide_trainer.protocols import RolloutEngine, TrainingBackend
 from tide_trainer.settings import RolloutSettings
 from tide_trainer.types import RankId, WeightUpdate
@@ -65,6 +65,7 @@ class WeightSync:
         settings: deadlines, minimum of ranks, parity tolerance.
         vocab_size: of the model, for the parity sample.
         seed: of the parity sample.
+        image: of the parity sample; None for a model without images.
         now: a monotonic clock in seconds.
     """
 
@@ -77,6 +78,7 @@ class WeightSync:
         settings: RolloutSettings,
         vocab_size: int,
         seed: int,
+        image: ParityImage | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -84,7 +86,7 @@ class WeightSync:
         self._gate = gate
         self._quarantine = quarantine
         self._settings = settings
-        self._prompts = parity_prompts(vocab_size, settings.max_context_tokens, seed)
+        self._prompts = parity_prompts(vocab_size, settings.max_context_tokens, seed, image)
         self._now = now
         self.parity_max_abs: float | None = None
 

@@ -55,6 +55,7 @@ class Parts:
     keep_samples: Callable[[str, Evaluation], None]
     roles: Callable[[], RoleView]
     cpu_s: Callable[[], dict[str, float]]
+    placeholder_id: int | None = None
 
 
 class TrainLoop:
@@ -114,7 +115,8 @@ class TrainLoop:
         figures = batch_figures(groups, buffer_version)
         mode = choose_mode(ModeView(len(groups), len(groups), 0))
         learning_rate = self._settings.train.learning_rate_at(buffer_version, self._settings.run.max_train_steps)
-        report = await parts.backend.train(train_batch(groups, self._settings.algorithm.advantage, learning_rate))
+        batch = train_batch(groups, self._settings.algorithm.advantage, learning_rate, parts.placeholder_id)
+        report = await parts.backend.train(batch)
         plan = plan_roles(parts.roles())
         await self._collect("before" if buffer_version == 0 else "")
         sync = await parts.sync.to_version(buffer_version + 1)

@@ -16,6 +16,7 @@ import uvloop
 
 from tide_sdk.serve import KEEP_ALIVE_S, announce, raise_file_limit
 from tide_trainer.channel import Channel, connect_channel
+from tide_trainer.images import ImageStore
 from tide_trainer.loop_lag import LoopLag
 from tide_trainer.router.app import RouterApp
 from tide_trainer.router.calls import Calls
@@ -63,7 +64,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         if channel is not None and not channel.closed:
             channel.notify(name, payload)
 
-    calls = Calls(renderer, notify, limits, arguments.model_name)
+    images = ImageStore(arguments.image_folder) if arguments.image_folder else None
+    calls = Calls(renderer, notify, limits, arguments.model_name, images)
     control = Control(renderer, calls, limits, lag.take_max_s)
     app = RouterApp(control, calls, renderer, notify, limits, arguments.model_name)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--model-dir", required=True, help="folder with the tokenizer and its chat template")
     parser.add_argument("--tool-format", default="auto", choices=TOOL_FORMATS, help="how tool calls are written")
     parser.add_argument("--reasoning-format", default="auto", choices=REASONING_FORMATS, help="how thinking is marked")
+    parser.add_argument("--image-folder", metavar="FOLDER", help="the run's images; without it none are taken")
     parser.add_argument("--model-name", default="policy", help="the model's name in answers")
     parser.add_argument("--host", default="127.0.0.1", choices=["127.0.0.1"], help="loopback only")
     parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")

@@ -2,37 +2,38 @@
 
 POST /sessions/{session}/v1/chat/completions    GET /sessions/{session}/v1/models
 POST /sessions/{session}/v1/completions         GET /sessions/{session}/v1/models/{id}
-POST /footprints                                GET /health
+PUT  /sessions/{session}/v1/images/{sha256}     POST /footprints, GET /health
 
 docs/router.md says what is refused, and why.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
-from collections import OrderedDict
+import time
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 from tide_sdk import asgi, codec
 from tide_sdk.errors import TideError
-from tide_sdk.footprints import Footprint
+from tide_sdk.images import MAX_IMAGE_BYTES, is_digest
 from tide_trainer.router.calls import Calls, Notify
 from tide_trainer.router.control import Control
 from tide_trainer.router.model_calls import ENDPOINTS, RETRY_HEADER, ModelCalls
 from tide_trainer.router.openai_answers import write_model, write_models
 from tide_trainer.router.openai_wire import ApiError, now_s
-from tide_trainer.router.outlet import Outlet
+from tide_trainer.router.outlet import Outlet, disconnected
 from tide_trainer.router.renderer import Renderer
-from tide_trainer.router.state import Limits, Session
+from tide_trainer.router.reports import Reports
+from tide_trainer.router.state import Flight, Limits, Session
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "/sessions/"
 _VERSION = "/v1/"
 _MODEL = "models/"
-MAX_REPORTS = 4096
-MAX_REPORTED_TASKS = 65_536
+_IMAGE = "images/"
 
 
 class RouterApp:
@@ -49,7 +50,7 @@ class RouterApp:
         self._model = model
         self._created = now_s()
         self._model_calls = ModelCalls(calls, renderer, limits)
-        self._reported: OrderedDict[str, int] = OrderedDict()
+        self._reports = Reports(control, calls, notify, limits)
         self.closing = False
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -91,6 +92,9 @@ class RouterApp:
             session = self._session(name, headers)
             body = await asgi.read_body(scope, receive, self._limits.max_body_bytes)
             await self._model_calls.serve(session, endpoint, body, headers, receive, outlet)
+        elif path.startswith(_PREFIX) and found and endpoint.startswith(_IMAGE):
+            _only(method, "PUT")
+            await self._image(self._session(name, _wanted_headers(scope)), endpoint, scope, receive, outlet)
         elif path.startswith(_PREFIX) and found and (endpoint + "/").startswith(_MODEL):
             _only(method, "GET")
             await outlet.whole(self._models(self._session(name, _wanted_headers(scope)), endpoint))
@@ -103,6 +107,21 @@ class RouterApp:
             await outlet.whole(codec.dumps(body | {"running": self._calls.num_running}))
         else:
             raise ApiError(404, "not_found", f"no endpoint {path}")
+
+    async def _image(
+        self, session: Session, endpoint: str, scope: asgi.Scope, receive: asgi.Receive, outlet: Outlet
+    ) -> None:
+        digest = endpoint.removeprefix(_IMAGE)
+        if not is_digest(digest):
+            raise ApiError(400, "invalid_image", "name the image by the SHA-256 of its bytes, 64 lower-case hex digits")
+        most = min(MAX_IMAGE_BYTES, self._limits.max_body_bytes)
+
+        async def read() -> bytes:
+            return await asgi.read_body(scope, receive, most, media_type=b"image/")
+
+        num_tokens = await self._calls.images.put(session.capture.images, digest, read)
+        session.used_s = time.monotonic()
+        await outlet.whole(codec.dumps({"digest": digest, "num_tokens": num_tokens}))
 
     def _models(self, session: Session, endpoint: str) -> bytes:
         wanted = endpoint.removeprefix(_MODEL.rstrip("/")).removeprefix("/")
@@ -125,24 +144,28 @@ class RouterApp:
 
     async def _footprints(self, scope: asgi.Scope, receive: asgi.Receive, outlet: Outlet) -> None:
         given = _wanted_headers(scope).get(b"authorization", b"")
-        token = self._control.reporter_token
-        if not token or not hmac.compare_digest(given, b"Bearer " + token):
-            raise ApiError(401, "invalid_api_key", "send the reporters' token as a bearer token")
-        data = asgi.parse_json(await asgi.read_body(scope, receive, self._limits.max_body_bytes))
-        if not isinstance(data, list) or len(data) > MAX_REPORTS:
-            raise ApiError(400, "invalid_value", f"the body must be a list of at most {MAX_REPORTS} footprints")
-        reports = [asgi.validate(Footprint, item) for item in data]
-        accepted = 0
-        for report in reports:
-            if report.sequence <= self._reported.get(report.task, 0):
-                continue  # late or doubled
-            self._reported[report.task] = report.sequence
-            self._reported.move_to_end(report.task)
-            if len(self._reported) > MAX_REPORTED_TASKS:
-                self._reported.popitem(last=False)
-            self._notify("footprint", report.model_dump())
-            accepted += 1
-        await outlet.whole(codec.dumps({"accepted": accepted}))
+        body = await asgi.read_body(scope, receive, self._limits.max_body_bytes)
+        told = await self._reports.answer(given, body, lambda flight: self._passed(flight, receive))
+        await outlet.whole(codec.dumps(told))
+
+    async def _passed(self, flight: Flight, receive: asgi.Receive) -> None:
+        """Returns when the flight is over; a client that goes away leaves it, and the last one to leave cancels it."""
+        flight.num_waiting += 1
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait((flight.task, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            flight.num_waiting -= 1
+            gone.cancel()
+            if not flight.task.done() and flight.num_waiting == 0:
+                flight.task.cancel()
+        if not flight.task.done():
+            raise asgi.ClientGone
+        if flight.task.cancelled() and self.closing:
+            raise ApiError(503, "shutting_down", "the router is shutting down", kind="server_error")
+        if flight.task.cancelled():
+            raise ApiError(410, "session_ended", "the session ended while this call waited")
+        flight.task.result()
 
 
 def _wanted_headers(scope: asgi.Scope) -> dict[bytes, bytes]:

@@ -15,16 +15,18 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tide_trainer import types
 from tide_trainer.channel import PeerError
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
+from tide_trainer.images import ImageStore
 from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, CompletionRequest, now_s
 from tide_trainer.router.planning import plan_call
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.router.replies import Reply, read_reply
+from tide_trainer.router.run_images import RunImages
 from tide_trainer.router.sessions import PlannedTurn
 from tide_trainer.router.state import Grant, Limits, Session
 
@@ -51,6 +53,7 @@ class Engine(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        images: Sequence[types.ImageSpan] = (),
     ) -> types.Completion:
         """Samples one completion."""
         ...
@@ -63,7 +66,10 @@ class Engine(Protocol):
 class Calls:
     """Runs calls; holds no opinion on when."""
 
-    def __init__(self, renderer: Renderer, notify: Notify, limits: Limits, model: str) -> None:
+    def __init__(
+        self, renderer: Renderer, notify: Notify, limits: Limits, model: str, image_store: ImageStore | None = None
+    ) -> None:
+        self.images = RunImages(renderer.images, image_store)
         self._renderer = renderer
         self._notify = notify
         self._limits = limits
@@ -97,15 +103,51 @@ class Calls:
         """
         async with session.lock:
             session.used_s = time.monotonic()
+            if isinstance(request, ChatRequest):
+                request = await self.images.referred(session.capture.images, request)
             turn, sampling = plan_call(session, request, self._renderer, self._limits)
             for attempt in range(MAX_ATTEMPTS):
-                number = str(next(self._ids))
+                number = self.number()
                 reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
                 if reply is not None:
                     return self._answer(session, turn, number, *reply)
             raise ApiError(
                 503, "engine_unavailable", f"{MAX_ATTEMPTS} ranks failed or refused this call", kind="server_error"
             )
+
+    def number(self) -> str:
+        """A new call's number."""
+        return str(next(self._ids))
+
+    async def hold(
+        self, session: Session, call: str, prompt_tokens: int, max_new_tokens: int, attempt: int = 0
+    ) -> Grant:
+        """Announce a call and wait for its grant. Raises ApiError where it is refused or waits too long."""
+        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._held[call] = future
+        try:
+            event = {
+                "session": session.name,
+                "call": call,
+                "turn": session.num_calls,
+                "attempt": attempt,
+                "prompt_tokens": prompt_tokens,
+                "max_new_tokens": max_new_tokens,
+            }
+            self._notify("call", event)
+            async with asyncio.timeout(self._limits.hold_timeout_s):
+                return await future
+        except TimeoutError:
+            message = f"no rank was granted within {self._limits.hold_timeout_s:g} s"
+            raise ApiError(503, "hold_timeout", message, kind="server_error") from None
+        finally:
+            self._held.pop(call, None)
+
+    def failed(self, about: dict[str, Any], grant: Grant | None, code: str, message: str, *, retrying: bool) -> None:
+        """Tell the main process that an announced call has failed."""
+        _LOG.warning("call %s of %s failed: %s: %s", about["call"], about["session"], code, message)
+        rank = grant.rank if grant is not None else None
+        self._notify("call_failed", about | {"rank": rank, "code": code, "message": message, "retrying": retrying})
 
     async def close(self) -> None:
         """Close the engines' clients."""
@@ -125,7 +167,7 @@ class Calls:
         about: dict[str, Any] = {"session": session.name, "call": number}
         grant: Grant | None = None
         try:
-            grant = await self._held_until_granted(session, turn, sampling, number, attempt)
+            grant = await self.hold(session, number, len(turn.prompt_ids), sampling.max_new_tokens, attempt)
             self.num_running += 1
             started_s = time.perf_counter()
             try:
@@ -135,12 +177,14 @@ class Calls:
                     request_id=f"c{number}",
                     priority=grant.priority,
                     timeout_s=self._limits.engine_timeout_s,
+                    images=turn.images,
                 )
             finally:
                 self.num_running -= 1
             if completion.finish_reason == "abort":
                 raise EngineFailed("the engine aborted the call")
             try:
+                session.capture.images.check_sampled(completion.token_ids)
                 reply = read_reply(self._renderer, turn.expected, completion, stop)
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
@@ -150,41 +194,18 @@ class Calls:
             raise
         except ApiError as error:
             if error.code == "hold_timeout":
-                self._failed(about, grant, error.code, error.message, retrying=False)
+                self.failed(about, grant, error.code, error.message, retrying=False)
             raise
         except (EngineFailed, EngineRefused, WeightsDiffer, KeyError) as error:
             hopeless = isinstance(error, EngineRefused) and error.reason == "invalid"
             retrying = not hopeless and attempt + 1 < MAX_ATTEMPTS
-            self._failed(about, grant, "engine_failed", f"{type(error).__name__}: {error}", retrying=retrying)
+            self.failed(about, grant, "engine_failed", f"{type(error).__name__}: {error}", retrying=retrying)
             if hopeless:
                 raise ApiError(503, "engine_refused", str(error), kind="server_error") from error
             return None
         except Exception as error:
-            self._failed(about, grant, "internal", f"{type(error).__name__}: {error}", retrying=False)
+            self.failed(about, grant, "internal", f"{type(error).__name__}: {error}", retrying=False)
             raise
-
-    async def _held_until_granted(
-        self, session: Session, turn: PlannedTurn, sampling: types.Sampling, number: str, attempt: int
-    ) -> Grant:
-        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._held[number] = future
-        try:
-            event = {
-                "session": session.name,
-                "call": number,
-                "turn": session.num_calls,
-                "attempt": attempt,
-                "prompt_tokens": len(turn.prompt_ids),
-                "max_new_tokens": sampling.max_new_tokens,
-            }
-            self._notify("call", event)
-            async with asyncio.timeout(self._limits.hold_timeout_s):
-                return await future
-        except TimeoutError:
-            message = f"no rank was granted within {self._limits.hold_timeout_s:g} s"
-            raise ApiError(503, "hold_timeout", message, kind="server_error") from None
-        finally:
-            self._held.pop(number, None)
 
     def _answer(
         self,
@@ -205,15 +226,17 @@ class Calls:
         session.prompt_tokens += prompt_tokens
         session.cached_tokens += completion.cached_tokens
         session.completion_tokens += completion_tokens
+        final_tokens, context_tokens = grant.final_tokens, prompt_tokens + completion_tokens
         footprint = {
             "task": session.name,
             "sequence": index + 1,
             "turn": index,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
-            "cached_tokens": completion.cached_tokens,
-            "image_tokens": 0,
-            "context_tokens": prompt_tokens + completion_tokens,
+            "cached_tokens": min(completion.cached_tokens, prompt_tokens),
+            "image_tokens": sum(span.num_tokens for span in turn.images),
+            "context_tokens": context_tokens,
+            "growth_tokens": None if final_tokens is None else max(0, final_tokens - context_tokens),
         }
         event = {
             "session": session.name,
@@ -240,11 +263,6 @@ class Calls:
             prompt_ids=turn.prompt_ids,
             version=version,
         )
-
-    def _failed(self, about: dict[str, Any], grant: Grant | None, code: str, message: str, *, retrying: bool) -> None:
-        _LOG.warning("call %s of %s failed: %s: %s", about["call"], about["session"], code, message)
-        rank = grant.rank if grant is not None else None
-        self._notify("call_failed", about | {"rank": rank, "code": code, "message": message, "retrying": retrying})
 
     def _take(self, call: str) -> asyncio.Future[Grant]:
         future = self._held.pop(call, None)

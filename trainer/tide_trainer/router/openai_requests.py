@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from tide_sdk.images import url_of
 from tide_trainer.router.openai_wire import ChatRequest, CompletionRequest, invalid
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
+MAX_PARTS = 1024
 MAX_STOP = 4
 MAX_NAMED = 32
 """Ignored fields that are named; the rest are left out of the header."""
@@ -159,16 +161,26 @@ def _messages(value: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _content(content: Any, index: int) -> str | None:
-    """The text of a message; parts of another type than text are to be read here too, once models see them."""
+def _content(content: Any, index: int) -> str | list[dict[str, Any]] | None:
+    """The text of a message, or its parts where there are images among them."""
     if content is None or isinstance(content, str):
         return content
     field = f"messages[{index}].content"
     if not isinstance(content, list):
         raise invalid(field, f"{field} must be text or a list of parts")
-    for part in content:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str) or part.get("type") != "text":
-            raise invalid(field, f"{field}: only parts of type text are supported here")
+    if len(content) > MAX_PARTS:
+        raise invalid(field, f"{field}: more than {MAX_PARTS} parts")
+    for place, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            continue
+        url = url_of(part)
+        if url is None:
+            raise invalid(field, f"{field}: only parts of type text and image_url are supported here")
+        if not url.startswith(("data:", "tide-blob:")):
+            words = "images are not fetched from elsewhere; send a data URL, or give the image and refer to it"
+            raise invalid(field, f"{field}[{place}].image_url.url: {words}")
+    if any(part["type"] == "image_url" for part in content):
+        return content
     # Most templates take text alone; a line each keeps parts apart.
     return "\n".join(part["text"] for part in content)
 

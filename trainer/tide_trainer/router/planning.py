@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tide_trainer import types
+from tide_trainer.images import check_spans
 from tide_trainer.router.openai_wire import ApiError, ChatRequest, CompletionRequest
 from tide_trainer.router.renderer import Renderer, RenderError
 from tide_trainer.router.sessions import PlannedTurn
@@ -23,6 +24,7 @@ def plan_call(
         turn = _planned(session, request, renderer)
     except RenderError as error:
         raise ApiError(400, "template_refused", str(error), param=where) from error
+    check_images(turn, renderer)
     prompt_tokens = len(turn.prompt_ids)
     room = session.max_context_tokens - prompt_tokens
     # A limit that the agent set itself is kept or refused; the session's own is cut to what is left.
@@ -44,6 +46,21 @@ def plan_call(
         single = (renderer.single_token(word) for word in request.stop)
         stop_ids = tuple({*stop_ids, *(token_id for token_id in single if token_id is not None)})
     return turn, types.Sampling(temperature, max_new, stop_ids)
+
+
+def check_images(turn: PlannedTurn, renderer: Renderer) -> None:
+    """Look once more that each image has its placeholder ids: an engine that counts others would see other pixels.
+
+    Raises:
+        ApiError: 500, naming the place; nothing of it was sampled.
+    """
+    if renderer.images is None:
+        return
+    try:
+        check_spans(turn.prompt_ids, turn.images, renderer.images.placeholder_id)
+    except ValueError as error:
+        words = f"the router's prompt does not fit its images: {error}"
+        raise ApiError(500, "images_differ", words, kind="server_error") from error
 
 
 def _planned(session: Session, request: ChatRequest | CompletionRequest, renderer: Renderer) -> PlannedTurn:

@@ -20,6 +20,7 @@ import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from tide_trainer.errors import ConfigurationError
+from tide_trainer.images import ImageTokens
 from tide_trainer.router.reply_format import THINK_CLOSE, THINK_OPEN, detect_format, shown_messages
 from tide_trainer.router.tool_calls import FORMATS
 
@@ -53,6 +54,7 @@ class Renderer:
     Attributes:
         stop_token_ids: ids that end a reply, from generation_config.json, config.json and the tokenizer.
         format: what the model's replies may hold.
+        images: how the model writes images; None for a model without.
         knows_developer: the template has the role developer; others drop or refuse such messages.
 
     Raises:
@@ -68,6 +70,7 @@ class Renderer:
             raise ConfigurationError("model.path", f"{folder}/tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.images = ImageTokens.read(folder) if (folder / "config.json").is_file() else None
         self._special = _special_tokens(folder, config)
         template = _template_text(folder, config)
         self._template = _compile(template)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tide_trainer import types
+from tide_trainer.router.prompt_images import PromptImages
 from tide_trainer.router.renderer import Renderer, RenderError
 from tide_trainer.router.replies import Expected, Reply, is_answer, opened_thinking, same_but_for_json
 
@@ -87,12 +88,14 @@ class OpenSegment:
         last: the text of the last turn, None if the segment is no longer open.
         answers: the answered messages of its conversation whose form differs for agent and template.
         ids: prompt and sampled ids in order.
+        images: where images stand in them.
         turns: (start of the sampled ids, their log-probs, model version) of each turn.
     """
 
     last: LastTurn | None = None
     answers: Answers = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
+    images: tuple[types.ImageSpan, ...] = ()
     turns: list[tuple[int, tuple[float, ...], int]] = field(default_factory=list)
 
     def freeze(self) -> types.Segment:
@@ -104,7 +107,7 @@ class OpenSegment:
             sampled[start:end] = [True] * len(values)
             logprobs[start:end] = values
             versions[start:end] = [version] * len(values)
-        return types.Segment(tuple(self.ids), tuple(sampled), tuple(logprobs), tuple(versions))
+        return types.Segment(tuple(self.ids), tuple(sampled), tuple(logprobs), tuple(versions), self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,12 @@ class PlannedTurn:
 
     Attributes:
         segment: the segment that it extends, None for a break.
-        text: the rendered conversation.
+        text: the rendered conversation, keyed by its images (`prompt_images`).
         prompt_ids: [T] exactly what the engine gets.
         expected: what is to be read in the reply.
         place: the reply's place in the conversation.
         answers: the answered messages that were found in it.
+        images: where images stand in `prompt_ids`.
         raw: no template adds the end token or a stop string again; only the ids as they read in place are continued.
     """
 
@@ -127,6 +131,7 @@ class PlannedTurn:
     expected: Expected
     place: int
     answers: Answers
+    images: tuple[types.ImageSpan, ...] = ()
     raw: bool = False
 
 
@@ -134,6 +139,7 @@ class Capture:
     """The segments of one session."""
 
     def __init__(self, renderer: Renderer) -> None:
+        self.images = PromptImages(renderer.images)
         self._renderer = renderer
         self._segments: list[OpenSegment] = []
         self._num_turns = 0
@@ -158,22 +164,18 @@ class Capture:
             RenderError: the template refuses the messages.
         """
         messages, answers = self._restored(messages)
-        text = self._renderer.render(messages, tools)
+        text = self.images.keyed(self._renderer.render(messages, tools), messages)
         segment, length = self._continued(text)
-        if segment is None:
-            prompt_ids = self._renderer.encode(text)
-        else:
-            prompt_ids = segment.ids + self._renderer.encode_after(text[length:])
+        prompt_ids, images = self._encoded(segment, text[length:] if segment else text)
         opened = opened_thinking(text) if self._renderer.format.reasoning != "none" else ""
         expected = Expected(self._num_turns, bool(tools) and read_calls, opened)
-        return PlannedTurn(segment, text, prompt_ids, expected, len(messages), answers)
+        return PlannedTurn(segment, text, prompt_ids, expected, len(messages), answers, images)
 
     def plan_text(self, text: str) -> PlannedTurn:
         """The prompt of the next turn as raw text, which no template touches."""
+        self.images.keyed(text, ())
         segment, length = self._continued(text)
-        if segment is None:
-            return self._raw(None, text, self._renderer.encode(text))
-        return self._raw(segment, text, segment.ids + self._renderer.encode_after(text[length:]))
+        return self._raw(segment, text, self._encoded(segment, text[length:] if segment else text)[0])
 
     def plan_ids(self, ids: Sequence[int]) -> PlannedTurn:
         """The prompt of the next turn as token ids. Raises RenderError for an id that the tokenizer does not know."""
@@ -181,13 +183,23 @@ class Capture:
         for segment in self._segments[-MAX_OPEN:]:
             if length < len(segment.ids) < len(ids) and segment.ids == ids[: len(segment.ids)]:
                 best, length = segment, len(segment.ids)
+        self.images.expanded(list(ids[length:]), (), length)
         for place, token_id in enumerate(ids[length:], length):
             if not self._renderer.knows(token_id):
                 raise RenderError(f"prompt[{place}]: the tokenizer has no token {token_id}")
         return self._raw(best, self._renderer.decode_after(ids), list(ids))
 
     def _raw(self, segment: OpenSegment | None, text: str, prompt_ids: list[int]) -> PlannedTurn:
-        return PlannedTurn(segment, text, prompt_ids, Expected(self._num_turns), 0, {}, raw=True)
+        images = segment.images if segment else ()
+        return PlannedTurn(segment, text, prompt_ids, Expected(self._num_turns), 0, {}, images, raw=True)
+
+    def _encoded(self, segment: OpenSegment | None, text: str) -> tuple[list[int], tuple[types.ImageSpan, ...]]:
+        """The ids of a prompt that adds keyed text to a segment, or begins one, and the images in all of it."""
+        plain, digests = self.images.unkeyed(text)
+        if segment is None:
+            return self.images.expanded(self._renderer.encode(plain), digests, 0)
+        ids, spans = self.images.expanded(self._renderer.encode_after(plain), digests, len(segment.ids))
+        return segment.ids + ids, segment.images + spans
 
     def commit(self, turn: PlannedTurn, reply: Reply, version: int) -> None:
         """Capture an answered turn; a segment that was extended by another call in between is left, as a break."""
@@ -212,6 +224,7 @@ class Capture:
         if reply.shown is not None and not turn.raw:
             segment.answers = {**turn.answers, turn.place: (reply.message, reply.shown)}
         segment.ids.extend(turn.prompt_ids[before:])
+        segment.images = turn.images
         segment.turns.append((len(segment.ids), reply.logprobs, version))
         segment.ids.extend(reply.token_ids)
         self._num_turns += 1
@@ -249,21 +262,3 @@ class Capture:
     def segments(self) -> list[types.Segment]:
         """All segments, in the order in which they were last extended."""
         return [segment.freeze() for segment in self._segments]
-
-
-def segment_data(segment: types.Segment) -> dict[str, Any]:
-    """A segment as it crosses the channel."""
-    return {
-        "token_ids": segment.token_ids,
-        "sampled": segment.sampled,
-        "logprobs": segment.logprobs,
-        "versions": segment.versions,
-    }
-
-
-def read_segment(data: Mapping[str, Any]) -> types.Segment:
-    """The inverse of `segment_data`. Raises ValueError if the four lists differ in length."""
-    lists = [tuple(data[name]) for name in ("token_ids", "sampled", "logprobs", "versions")]
-    if len({len(values) for values in lists}) != 1:
-        raise ValueError("the lists of a segment differ in length")
-    return types.Segment(*lists)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
+from tide_sdk.footprints import Footprint
 from tide_trainer import types
 from tide_trainer.router.openai_wire import Answer
 from tide_trainer.router.sessions import Capture
@@ -12,11 +14,15 @@ from tide_trainer.router.sessions import Capture
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The main process's word: run on this rank; `version` counts where the engine does not name its own."""
+    """The main process's word: run on this rank; `version` counts where the engine does not name its own.
+
+    `final_tokens` is how long the task's context is expected to get, None where that is not known.
+    """
 
     rank: str
     version: int = -1
     priority: int = 0
+    final_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class Session:
 
     Attributes:
         training: what is captured is trained on; else the run measures, at its own temperature.
+        reported: the newest footprint that a loop with its own engine told.
+        passed: the sequence of the last held report that was let go.
     """
 
     name: str
@@ -66,6 +74,8 @@ class Session:
     cached_tokens: int = 0
     completion_tokens: int = 0
     used_s: float = 0.0
+    reported: Footprint | None = None
+    passed: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -86,5 +96,5 @@ class Answered:
 class Flight:
     """A call in flight and the number of HTTP requests that wait for it."""
 
-    task: asyncio.Task[Answer]
+    task: asyncio.Task[Any]
     num_waiting: int = 0

@@ -32,7 +32,7 @@ def supervised_sequences(renderer: Renderer, conversations: Seq[Seq[Mapping[str,
                 text = _written(renderer, turn.text, messages[: place + 1]) if has_calls else str(message["content"])
                 ids = (*renderer.encode_after(text), *stop)
                 capture.commit(turn, Reply(ids, (0.0,) * len(ids), text, "tool_calls" if has_calls else "stop"), 0)
-        sequences.extend(Sequence(s.token_ids, s.sampled, s.logprobs, 1.0) for s in capture.segments())
+        sequences.extend(Sequence(s.token_ids, s.sampled, s.logprobs, 1.0, s.images) for s in capture.segments())
     return sequences
 
 
