@@ -128,9 +128,9 @@ class ToolEnvironment(Environment):
         tool_limits: calls in one message, characters and images of what they are answered.
     """
 
-    reminder: ClassVar[str] = ""
-    max_turns: ClassVar[int | None] = None
-    tool_limits: ClassVar[ToolLimits] = ToolLimits()
+    reminder: str = ""
+    max_turns: int | None = None
+    tool_limits: ToolLimits = ToolLimits()
     _function_tools: ClassVar[Mapping[str, FunctionTool]] = {}
     _num_turns: int = 0
 
