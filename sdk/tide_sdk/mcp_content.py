@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tide_sdk.tool_calls import MAX_NAME_CHARS, ToolResult
 
@@ -60,7 +60,8 @@ def reward_of(answer: Any) -> float:
         raise ValueError(f"the scoring tool told an error: {said[:200]}")
     value: Any = answer.structured_content
     while isinstance(value, Mapping):
-        value = value.get("reward", value.get("result"))
+        members = cast("Mapping[str, Any]", value)
+        value = members.get("reward", members.get("result"))
     if value is None:
         value = said
     if isinstance(value, (str, int, float)):

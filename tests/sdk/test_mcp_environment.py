@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -277,10 +276,10 @@ async def test_nothing_outlives_an_environment_server_that_is_killed(tmp_path):
     command = json.dumps([*NOTES, "--stubborn", str(file)])
     target = "tide_sdk.mcp_environment:McpEnvironment"
     words = ["-m", "tide_sdk.cli", "serve", target, "--set", f"command={command}", "--announce", str(address)]
-    server = subprocess.Popen([sys.executable, *words])
+    server = await asyncio.create_subprocess_exec(sys.executable, *words)
     try:
         while not address.exists():
-            assert server.poll() is None
+            assert server.returncode is None
             await asyncio.sleep(0.05)
         async with GatewayClient(json.loads(address.read_text())["url"]) as client:
             started = await client.start("mcp", "k", task={"prompt": "x"})
@@ -292,5 +291,5 @@ async def test_nothing_outlives_an_environment_server_that_is_killed(tmp_path):
         assert all(map(alive, pids))
     finally:
         server.kill()
-        server.wait(30)
+        await server.wait()
     assert await gone(pids)
