@@ -111,7 +111,7 @@ class McpEnvironment(ToolEnvironment):
         self._task: dict[str, Any] = {}
         self._messages: list[dict[str, Any]] = []
         self._scored = False
-        self._reward: float | None = None
+        self._acting = False
 
     async def start(self, task: StartInfo) -> Start:
         """Start or reach the server, and offer its tools.
@@ -147,12 +147,12 @@ class McpEnvironment(ToolEnvironment):
 
     async def step(self, message: Message) -> Step:
         """Run the calls of one message; score where that ended the task."""
+        self._acting = True
         step = await super().step(message)
         told = [{"role": "user", "content": one} if isinstance(one, str) else one for one in _listed(step.messages)]
         self._messages += [message.as_dict(), *told]
-        if not (step.terminated or step.truncated):
-            return step
-        reward = await self._score_once()
+        reward = await self._score_once() if step.terminated or step.truncated else None
+        self._acting = False
         total = step.reward if reward is None else reward + (step.reward or 0.0)
         return Step(step.messages, total, step.terminated, step.truncated, step.info)
 
@@ -185,7 +185,7 @@ class McpEnvironment(ToolEnvironment):
         """Score a task that the agent left early, and stop the server for certain."""
         try:
             played = any(message["role"] == "assistant" for message in self._messages)
-            if played and not self._scored and self._session.alive:
+            if played and not self._scored and not self._acting and self._session.alive:
                 return EndInfo(await self._score_once())
             return EndInfo()
         finally:

@@ -139,7 +139,7 @@ class ToolEnvironment(Environment):
         if "tools" in vars(cls):
             raise TypeError(f"{cls.__name__}.tools: a ToolEnvironment gets its tools from methods marked with @tool")
         found: dict[str, FunctionTool] = {}
-        for attribute in dir(cls):
+        for attribute in dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base)):
             function = inspect.getattr_static(cls, attribute)
             mark = getattr(function, _MARK, None)
             if mark is None:

@@ -23,6 +23,10 @@ from tide_sdk.wrappers.plain import plain
 E = TypeVar("E", bound="GymnasiumEnvironment")
 
 
+def _not_given() -> Any:
+    raise NotImplementedError("make: give what makes the gymnasium environment, or use wrap")
+
+
 class GymnasiumEnvironment(Environment):
     """One gymnasium environment; `wrap` makes subclasses, which may override `read_action`, `describe` and `intro`.
 
@@ -39,7 +43,7 @@ class GymnasiumEnvironment(Environment):
         max_bad_actions: messages without an action, one after the other, that truncate the task.
     """
 
-    make: ClassVar[Callable[[], Any]]
+    make: ClassVar[Callable[..., Any]] = staticmethod(_not_given)
     actions: ClassVar[Sequence[str]] = ()
     rules: ClassVar[str] = ""
     image: ClassVar[bool] = False
@@ -84,9 +88,7 @@ class GymnasiumEnvironment(Environment):
         self._num_bad = 0
         observation, reward, terminated, truncated, info = self.gym.step(action)
         cut = bool(truncated) or (last and not terminated)
-        return Step(
-            [self._message(self.describe(observation))], float(reward), bool(terminated), cut, cast("Any", plain(info))
-        )
+        return Step([self._message(self.describe(observation))], float(reward), bool(terminated), cut, plain(info))
 
     def end(self, reason: str | None) -> None:
         """Close the environment."""

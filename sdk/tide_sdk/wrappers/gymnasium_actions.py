@@ -64,12 +64,12 @@ def as_action(space: Any, value: Any) -> Any:
             array = numpy.asarray(value)
             if array.dtype.kind not in "biuf" or (space.dtype.kind in "iu" and array.dtype.kind == "f"):
                 raise TypeError("other numbers are expected")
-            return array.astype(space.dtype)
+            return _converted(array, space.dtype)
         if kind in ("MultiDiscrete", "MultiBinary"):
             array = numpy.asarray(value)
             if array.dtype.kind not in "iub":
                 raise TypeError("whole numbers are expected")
-            return array.astype(space.dtype)
+            return _converted(array, space.dtype)
     except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
         raise BadAction(f"that is not the action's form; give {expected(space)}") from error
     raise NotImplementedError(f"an action space of kind {kind}: override read_action")
@@ -102,6 +102,13 @@ def expected(space: Any, names: Sequence[str] = ()) -> str:
     return "an action"
 
 
+def _converted(array: Any, dtype: Any) -> Any:
+    converted = array.astype(dtype)
+    if dtype.kind in "iub" and not (converted == array).all():
+        raise ValueError("a number is out of bounds")  # it would have wrapped around
+    return converted
+
+
 def _index(text: str, names: Sequence[str]) -> int:
     places = {name.casefold(): index for index, name in enumerate(names)}
     said = text.strip().casefold()
@@ -109,7 +116,7 @@ def _index(text: str, names: Sequence[str]) -> int:
     for word in (said, said.strip(" .!*`\"'"), ending):
         if word in places:
             return places[word]
-    found = {index for name, index in places.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said)}
+    found = {index for name, index in places.items() if re.search(rf"(?<![\w.-]){re.escape(name)}(?!\w|\.\d)", said)}
     if len(found) == 1:
         return found.pop()
     what = "more than one action" if found else "no action"
