@@ -51,6 +51,16 @@ def build() -> MCPServer:
         return {"notes": len(notes)}
 
     @server.tool()
+    def grade() -> dict[str, float]:
+        """Half a point a note."""
+        return {"reward": len(notes) / 2}
+
+    add_tools_about_the_process(server)
+    return server
+
+
+def add_tools_about_the_process(server: MCPServer) -> None:
+    @server.tool()
     def look() -> CallToolResult:
         """Everything that a result may hold."""
         resource = TextResourceContents(uri="note://1", text="in a resource")
@@ -88,13 +98,6 @@ def build() -> MCPServer:
     def crash() -> str:
         """End the process."""
         os._exit(3)
-
-    @server.tool()
-    def grade() -> dict[str, float]:
-        """Half a point a note."""
-        return {"reward": len(notes) / 2}
-
-    return server
 
 
 def ignore_everything(file: Path) -> None:
