@@ -131,7 +131,8 @@ async def test_the_models_mistakes_are_told_and_the_task_goes_on(player, notes_u
 async def test_each_task_has_a_server_of_its_own_with_the_declared_variables_that_ends_with_it(player, monkeypatch):
     monkeypatch.setenv("SECRET", "s")
     monkeypatch.setenv("WANTED", "w")
-    options = {"command": NOTES, "variables": {"GIVEN": "g"}, "inherit": ["PATH", "WANTED", "NOT_THERE"]}
+    options = {"command": NOTES, "start_limit_s": 100.0}
+    options |= {"variables": {"GIVEN": "g"}, "inherit": ["PATH", "WANTED", "NOT_THERE"]}
     one, two = await asyncio.gather(player(**options), player(**options))
     await one.tell("write_note", text="a")
     assert json.loads(await two.tell("count")) == {"notes": 0}
@@ -246,8 +247,8 @@ async def test_what_cannot_work_says_why_at_the_start(asgi, options, told):
     ("task", "field"),
     [({}, "task.prompt"), ({"prompt": ""}, "task.prompt"), ({"prompt": "x", "setup": {"first": "bad"}}, "task.setup")],
 )
-async def test_bad_task_parameters_are_named(asgi, task, field):
-    client = asgi(EnvironmentServer(McpEnvironment, options={"command": NOTES, "setup_tool": "prepare"}))
+async def test_bad_task_parameters_are_named(asgi, notes_url, task, field):
+    client = asgi(EnvironmentServer(McpEnvironment, options={"url": notes_url, "setup_tool": "prepare"}))
     status, problem = await client.call("POST", "/start", {"environment": "e", "key": "k", "task": task})
     assert (status, problem["field"]) == (422, field)
 
@@ -263,7 +264,7 @@ async def gone(pids: list[int]) -> bool:
 
 async def test_a_server_that_ignores_every_request_to_end_is_killed_with_its_children(tmp_path):
     file = tmp_path / "pids"
-    environment = McpEnvironment(command=[*NOTES, "--stubborn", str(file)])
+    environment = McpEnvironment(command=[*NOTES, "--stubborn", str(file)], start_limit_s=100.0)
     try:
         await environment.start(StartInfo({"prompt": "x"}))
     finally:
@@ -271,11 +272,13 @@ async def test_a_server_that_ignores_every_request_to_end_is_killed_with_its_chi
     assert await gone([int(pid) for pid in file.read_text().split()])
 
 
+@pytest.mark.timeout(300)  # two processes, each with imports of seconds on a busy machine
 async def test_nothing_outlives_an_environment_server_that_is_killed(tmp_path):
     file, address = tmp_path / "pids", tmp_path / "address"
     command = json.dumps([*NOTES, "--stubborn", str(file)])
     target = "tide_sdk.mcp_environment:McpEnvironment"
     words = ["-m", "tide_sdk.cli", "serve", target, "--set", f"command={command}", "--announce", str(address)]
+    words += ["--set", "start_limit_s=100"]
     server = await asyncio.create_subprocess_exec(sys.executable, *words)
     try:
         while not address.exists():
