@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tide_sdk.outcomes import TaskResult, TaskSpec
     from tide_sdk.runner import run, run_task, run_tasks
     from tide_sdk.server import EnvironmentServer
+    from tide_sdk.tool_calls import ToolError, ToolResult
+    from tide_sdk.tools import ToolEnvironment, tool
     from tide_sdk.wire import Message
 
 _MODULES = {
@@ -43,6 +45,8 @@ _MODULES = {
     "outcomes": ("TaskResult", "TaskSpec"),
     "runner": ("run", "run_task", "run_tasks"),
     "server": ("EnvironmentServer",),
+    "tool_calls": ("ToolError", "ToolResult"),
+    "tools": ("ToolEnvironment", "tool"),
     "wire": ("Message",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -71,6 +75,9 @@ __all__ = [
     "TaskResult",
     "TaskSpec",
     "TideError",
+    "ToolEnvironment",
+    "ToolError",
+    "ToolResult",
     "TransportError",
     "agent",
     "chat_agent",
@@ -79,6 +86,7 @@ __all__ = [
     "run",
     "run_task",
     "run_tasks",
+    "tool",
 ]
 
 
