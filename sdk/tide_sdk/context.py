@@ -23,6 +23,7 @@ class AgentContext:
         turn: the number of the next turn.
         done: True once the environment has ended the task.
         reward: the sum of the turns' rewards so far.
+        rewards: the reward of each turn so far, None where the environment gave none.
         observation: the environment's latest answer, None before the first turn.
         completion: the latest completion as the server gave it (usage, finish reason), None before the first.
     """
@@ -42,6 +43,7 @@ class AgentContext:
         self.turn = started.turn
         self.done = False
         self.reward = 0.0
+        self.rewards: list[float | None] = []
         self.observation: ObservationResponse | None = None
         self.completion: dict[str, Any] | None = None
         self._gateway = gateway
@@ -105,6 +107,7 @@ class AgentContext:
         self.messages.extend(item.as_dict() for item in observation.messages)
         self.turn = observation.turn
         self.reward += observation.reward or 0.0
+        self.rewards.append(observation.reward)
         self.observation = observation
         self.done = observation.terminated or observation.truncated
         return observation

@@ -19,6 +19,7 @@ from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
+from tide_trainer.loop.recorder import recorder_of
 from tide_trainer.loop.rollout import Rollout
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
@@ -78,7 +79,9 @@ class Wired:
         self._renderer = Renderer(model)
         # A gateway may outlive many runs of one name: their keys must not meet there.
         self._key = f"{directory.name}.{secrets.token_hex(4)}"
-        self._shell = SchedulerShell(TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key)
+        scheduler = TaskScheduler(settings.scheduler)
+        self._recorder = recorder_of(settings, directory, scheduler, lambda one: self._renderer.decode_after([one]))
+        self._shell = SchedulerShell(scheduler, router, workers, gateway, settings, self._key, self._recorder)
         self._sync = WeightSync(
             backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), settings.run.seed
         )
@@ -266,6 +269,7 @@ class Wired:
                 await self._loop.close()
         await self._rollout.close()
         await self._shell.close()
+        await self._recorder.close()
         await self._heartbeats.withdraw()
 
 

@@ -140,7 +140,7 @@ class AgentWorker:
             _LOG.exception("task %s could not be run", session)
             result = TaskResult(None, "infrastructure", None, 0, error=f"{type(error).__name__}: {error}")
         self.num_done += 1
-        _done(channel, session, result, seen.context.messages if seen.context is not None else [])
+        _done(channel, session, result, seen.context)
 
     def _watched(self, seen: _Seen) -> Agent:
         async def play(ctx: AgentContext) -> AgentResult:
@@ -182,7 +182,7 @@ def _started(channel: Channel, session: str, started: StartResponse) -> None:
         channel.notify("started", {"session": session, "task_id": started.task_id})
 
 
-def _done(channel: Channel, session: str, result: TaskResult, messages: list[dict[str, Any]]) -> None:
+def _done(channel: Channel, session: str, result: TaskResult, context: AgentContext | None) -> None:
     if channel.closed:
         return
     account: dict[str, Any] = {
@@ -193,7 +193,8 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
         "turns": result.turns,
         "metrics": dict(result.metrics),
         "error": result.error,
-        "messages": messages,
+        "messages": context.messages if context is not None else [],
+        "rewards": context.rewards if context is not None else [],
     }
     try:
         channel.notify("done", account)

@@ -251,6 +251,10 @@ class TaskScheduler:
         """Where a task stands. Raises UnknownTaskError."""
         return self._known(task).phase
 
+    def predicted_tokens(self, environment: str) -> int:
+        """The context that a task of the environment is expected to end with."""
+        return self._state.growth.final_tokens(environment)
+
     def view(self) -> SchedulerView:
         """The numbers for metrics, readiness and people. O(ranks)."""
         return view_of(self._state, self._admission, self._serving)
