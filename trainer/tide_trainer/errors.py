@@ -51,3 +51,11 @@ class ProcessFailed(TrainerError):
 
 class RunFailed(TrainerError):
     """The run cannot go on; the message says why and what is kept."""
+
+
+class ImageRefused(TrainerError):
+    """What was given is no image that can be taken; the giver must give another."""
+
+
+class ImageFailed(TrainerError):
+    """The run's image store cannot keep an image, or does not hold one that it should."""
