@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tide_trainer.report.image_files import keep_image
+from tide_trainer.images import ImageStore
 
 IMAGE_TOKENS = 96
 REPLY = "<think>The page shows a list; item {n} is the one. I click it.</think> I open item {n}. <call> click {n} <end>"
@@ -69,7 +69,12 @@ class _Writer:
 
 
 def browser_task(
-    images: Path | None = None, *, num_turns: int = 6, words: int = 12, size: tuple[int, int] = (160, 100), seed: int = 3
+    images: Path | None = None,
+    *,
+    num_turns: int = 6,
+    words: int = 12,
+    size: tuple[int, int] = (160, 100),
+    seed: int = 3,
 ) -> dict[str, Any]:
     """One trajectory as its file holds it.
 
@@ -85,7 +90,9 @@ def browser_task(
         {"role": "system", "content": "You use a browser. Answer with one tool call."},
         {"role": "user", "content": "Open the item that the shop has most of.\nThen stop."},
     ]
-    writer.say("<system> You use a browser. Answer with one tool call. <end> <user> Open the item that the shop has most of.")
+    writer.say(
+        "<system> You use a browser. Answer with one tool call. <end> <user> Open the item that the shop has most of."
+    )
     writer.add("\n")
     writer.say("Then stop. <end> <assistant> ")
     turns: list[dict[str, Any]] = []
@@ -125,16 +132,19 @@ def browser_task(
             {"role": "assistant", "content": f"I open item {turn + 1}.", "tool_calls": [call],
              "reasoning_content": f"The page shows a list; item {turn + 1} is the one. I click it."}
         )  # fmt: skip
+        last = turn + 1 == num_turns or (num_turns >= 6 and turn + 1 == num_turns * 2 // 3)
         seen = " ".join(f"line{index}" for index in range(words))
         content: list[dict[str, Any]] = [{"type": "text", "text": f"Item {turn + 1} is open.\n{seen}"}]
-        writer.say(f"<tool> Item {turn + 1} is open.")
-        writer.add("\n")
-        writer.say(seen)
         if images is not None:
-            digest = keep_image(images, png(*size, shade=turn * 29 + seed))
+            digest = ImageStore(images).put(png(*size, shade=turn * 29 + seed))
             content.append({"type": "image", "digest": digest})
-            writer.image(digest)
-        writer.say("<end> <assistant> ")
+        if not last:
+            writer.say(f"<tool> Item {turn + 1} is open.")
+            writer.add("\n")
+            writer.say(seen)
+            if images is not None:
+                writer.image(digest)
+            writer.say("<end> <assistant> ")
         messages.append({"role": "tool", "tool_call_id": f"call-{turn}", "content": content})
     return {
         "format": 1, "run": "shop", "uid": "train/17/3", "group": "train/17", "member": 3, "kind": "train",

@@ -84,8 +84,6 @@ class Gateway:
 
 @pytest.fixture
 def world(settings, tmp_path):
-    directory = RunDirectory("run", tmp_path)
-
     def build(kv_tokens=200, failure=None, **scheduler):
         log = []
         prior = FootprintPrior(prompt_tokens=10, final_tokens=20)
@@ -94,12 +92,10 @@ def world(settings, tmp_path):
         whole = settings.model_copy(update={"scheduler": ctb})
         router, workers = Router(log), Workers(log)
         scheduler = TaskScheduler(ctb)
-        recorder = recorder_of(whole, directory, scheduler, str)
+        recorder = recorder_of(whole, RunDirectory("run", tmp_path), scheduler, str)
         shell = SchedulerShell(scheduler, router, workers, Gateway(log, failure), whole, "run", recorder)
         shell.add_rank(EngineInfo(RANK, "http://engine", kv_tokens, 1, 100))
-        return SimpleNamespace(
-            shell=shell, router=router, workers=workers, log=log, tasks={}, recorder=recorder, directory=directory
-        )
+        return SimpleNamespace(shell=shell, router=router, workers=workers, log=log, tasks={})
 
     return build
 

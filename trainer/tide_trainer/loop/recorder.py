@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from tide_trainer.images import ImageStore
 from tide_trainer.loop.recording import Choice, Recording
 from tide_trainer.loop.shell_task import ShellTask
 from tide_trainer.report.recorded import EarlierAttempt
@@ -41,7 +42,7 @@ def recorder_of(
     report = settings.report
     files = RecordingFiles(
         directory.trajectories,
-        directory.images,
+        ImageStore(directory.images),
         directory.name,
         token_text,
         report.max_mib << 20,
@@ -96,9 +97,9 @@ class TrajectoryRecorder:
                 earlier=earlier or (),
             )
 
-    def tapped(self, handler: Handler, name: str) -> Handler:
-        """The handler of one of the router's events, which recorded tasks hear too."""
-        return partial(self._hear, handler, name)
+    def tapped(self, **handlers: Handler) -> dict[str, Handler]:
+        """The handlers of the router's events, by name, so that recordings hear the events too."""
+        return {name: partial(self._hear, handler, name) for name, handler in handlers.items()}
 
     def decided(self, decisions: Iterable[Decision], now_s: float) -> None:
         """The scheduler has decided; what concerns a recorded task is noted."""
@@ -110,7 +111,7 @@ class TrajectoryRecorder:
                 rank = getattr(decision, "rank", None)
                 views = self._scheduler.view().ranks if rank is not None else ()
                 view = next((view for view in views if view.rank == rank), None)
-                recording.decided(decision, now_s, view, self._scheduler.predicted_tokens(recording.prompt.environment))
+                recording.decided(decision, now_s, view, self._scheduler.predicted_tokens(decision.task))
 
     def end(self, session: str, result: asyncio.Future[Trajectory], version: int) -> None:
         """The attempt is over; with a trajectory it is written soon, without one (it was aborted) it is forgotten."""

@@ -44,14 +44,14 @@ class Recording:
     _call_s: float | None = None
     _granted: dict[str, Any] = field(default_factory=dict)
 
-    def decided(self, decision: Decision, now_s: float, rank: RankView | None, predicted_tokens: int) -> None:
+    def decided(self, decision: Decision, now_s: float, rank: RankView | None, predicted_tokens: int | None) -> None:
         """Notes a decision of the scheduler about this task.
 
         Args:
             decision: with its reason.
             now_s: the time.
             rank: numbers of the decision's rank, None where it names none.
-            predicted_tokens: the context that the scheduler expects at the task's end.
+            predicted_tokens: the context that the scheduler expects at the task's end, None where it cannot say.
         """
         match decision:
             case Admit():

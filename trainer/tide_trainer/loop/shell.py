@@ -84,8 +84,7 @@ class SchedulerShell:
         self._idle = IdleTime(now())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         over = self._on_call_over
-        heard = {"call": self._on_call, "turn": self._on_turn, "call_failed": over, "call_cancelled": over}
-        router.handle(**{name: recorder.tapped(handler, name) for name, handler in heard.items()})
+        router.handle(**recorder.tapped(call=self._on_call, turn=self._on_turn, call_failed=over, call_cancelled=over))
         workers.handle(started=self._on_started)
 
     async def run(

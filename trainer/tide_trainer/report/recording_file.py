@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import os
 import re
@@ -11,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tide_trainer.report.image_files import keep_image
+from tide_trainer.errors import TrainerError
+from tide_trainer.images import ImageStore
 from tide_trainer.report.recorded import FORMAT, MAX_FILE_BYTES, RecordedFailed, RecordedTrajectory, file_name
 from tide_trainer.types import ImageSpan, Prompt, Segment, Trajectory
 
@@ -40,7 +40,7 @@ class RecordingFiles:
     def __init__(
         self,
         folder: Path,
-        images: Path,
+        images: ImageStore,
         run: str,
         token_text: Callable[[int], str],
         max_bytes: int,
@@ -91,7 +91,7 @@ class RecordingFiles:
     ) -> RecordedTrajectory:
         left_out = [f"{num_left_out} turns and events beyond the recording's bounds"] if num_left_out else []
         metrics = {str(key): value for key, value in trajectory.metrics.items() if key != "error"}
-        cleaner = Cleaner(lambda data: keep_image(self._images, data))
+        cleaner = Cleaner(self._images.put)
         messages = cleaner.messages(trajectory.messages)
         segments = self._segments(trajectory.segments, left_out)
         return RecordedTrajectory.model_validate(
@@ -153,7 +153,7 @@ class Cleaner:
     """Makes plain, bounded JSON of what agents and environments gave; images become references.
 
     Args:
-        keep_image: stores an image's bytes and returns their digest; its OSError leaves the image out.
+        keep_image: stores an image's bytes and returns their digest; its TrainerError leaves the image out.
     """
 
     def __init__(self, keep_image: Callable[[bytes], str]) -> None:
@@ -228,8 +228,8 @@ class Cleaner:
             found = _DIGEST_IN_URL.search(url)
             if found is not None:
                 return {"type": "image", "digest": found.group(1)}
-            raise OSError("an address elsewhere" if url else "no image in the part")
-        except (OSError, binascii.Error) as error:
+            raise ValueError("an address elsewhere" if url else "no image in the part")
+        except (TrainerError, ValueError) as error:
             self._num_images += 1
             return {"type": "image", "error": str(error)[:200], "address": "" if url.startswith("data:") else url[:200]}
 

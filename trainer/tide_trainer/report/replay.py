@@ -151,12 +151,12 @@ def _replies(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, A
 
 def _matched(calls: list[Item], replies: list[Item], record: RecordedTrajectory) -> list[Item]:
     texts = [_squeezed(_sampled_text(call, record.segments)) for call in calls]
-    if len(calls) == len(replies):
-        for call, reply, text in zip(calls, replies, texts, strict=True):
+    if len(replies) in (len(calls), len(record.turns)):
+        for call, reply, text in zip(calls, replies, texts, strict=False):
             _join(call, reply)
             if call.span is not None and not _says(text, reply.message or {}):
                 call.notes.append(EDITED)
-        return calls
+        return [*calls[: len(replies)], *_without_message(calls[len(replies) :])]
     items: list[Item] = []
     next_call = 0
     for reply in replies:
@@ -177,7 +177,7 @@ def _join(call: Item, reply: Item) -> Item:
     return call
 
 
-def _without_message(calls: Sequence[Item]) -> Sequence[Item]:
+def _without_message(calls: list[Item]) -> list[Item]:
     for call in calls:
         call.notes.append(NO_MESSAGE)
     return calls

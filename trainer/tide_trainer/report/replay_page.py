@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide_trainer.errors import TrainerError
+from tide_trainer.images import ImageStore
 from tide_trainer.report.footprint import footprint_chart, time_line
 from tide_trainer.report.formats import MISSING, moment, quantity, seconds
-from tide_trainer.report.image_files import read_image
 from tide_trainer.report.pages import page_file, script_hash, templates, write_page
 from tide_trainer.report.recorded import RecordedTrajectory
 from tide_trainer.report.replay import Item, replay
@@ -19,6 +20,7 @@ from tide_trainer.report.replay_tokens import TokenPages, TokenView
 from tide_trainer.report.trajectories import LEGEND
 
 MAX_ITEMS = 2_000
+_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
 MAX_ALL_IMAGE_BYTES = 24 * 1024 * 1024
 MAX_ONE_IMAGE_BYTES = 8 * 1024 * 1024
 
@@ -42,12 +44,12 @@ class PageImages:
     """Images from a run's store as data URLs: each once, while there is room.
 
     Args:
-        folder: the image store.
+        store: the run's image store.
         max_bytes: of all images of the page.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_ALL_IMAGE_BYTES) -> None:
-        self._folder = folder
+    def __init__(self, store: ImageStore, max_bytes: int = MAX_ALL_IMAGE_BYTES) -> None:
+        self._store = store
         self._room = max_bytes
         self._known: dict[str, PageImage] = {}
         self.num_left_out = 0
@@ -66,10 +68,11 @@ class PageImages:
 
     def _read(self, digest: str, anchor: str) -> PageImage:
         try:
-            data, media_type = read_image(self._folder, digest)
-        except OSError as error:
+            data = self._store.read(digest)
+            media_type = _media_type(data)
+        except (TrainerError, ValueError) as error:
             self.num_missing += 1
-            return PageImage(digest, "", anchor, str(error.strerror or error))
+            return PageImage(digest, "", anchor, str(error))
         if len(data) > min(self._room, MAX_ONE_IMAGE_BYTES):
             self.num_left_out += 1
             return PageImage(digest, "", anchor, f"{len(data):,} bytes are too many for this page")
@@ -77,10 +80,20 @@ class PageImages:
         return PageImage(digest, f"data:{media_type};base64,{base64.b64encode(data).decode()}", anchor)
 
 
+def _media_type(data: bytes) -> str:
+    """What an image's first bytes say. Raises ValueError for what a browser may not be given."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    for magic, media_type in _MAGIC:
+        if data.startswith(magic):
+            return media_type
+    raise ValueError("the file is no PNG, JPEG, GIF or WebP image")
+
+
 def render_trajectory(record: RecordedTrajectory, images_folder: Path) -> str:
     """The page as text."""
     order = replay(record)
-    images, tokens = PageImages(images_folder), TokenPages(record)
+    images, tokens = PageImages(ImageStore(images_folder)), TokenPages(record)
     messages = MessagePages(images.of)
     opening = messages.views(order.opening)
     rewards = record.rewards if len(record.rewards) == sum(item.message is not None for item in order.items) else ()

@@ -182,6 +182,10 @@ class TaskScheduler:
         self._state.set_phase(found, Phase.ACTING)
         self._state.release(found)
 
+    def predicted_tokens(self, task: str) -> int | None:
+        """How long the task's context is expected to get, None where nothing is known."""
+        return self._state.growth.known_final_tokens(self._known(task).environment.name)
+
     def on_end(self, task: str, now_s: float, *, completed: bool = True) -> None:
         """The task has ended, whatever its outcome; it counts for its group's completion.
 
@@ -250,10 +254,6 @@ class TaskScheduler:
     def phase(self, task: str) -> Phase:
         """Where a task stands. Raises UnknownTaskError."""
         return self._known(task).phase
-
-    def predicted_tokens(self, environment: str) -> int:
-        """The context that a task of the environment is expected to end with."""
-        return self._state.growth.final_tokens(environment)
 
     def view(self) -> SchedulerView:
         """The numbers for metrics, readiness and people. O(ranks)."""

@@ -47,10 +47,10 @@ class GrowthPredictor:
             prompt_tokens = round(prompt.value) if prompt else self._settings.prior(environment).prompt_tokens
         return prompt_tokens + self._max_new.get(environment, 0)
 
-    def final_tokens(self, environment: str) -> int:
-        """The context that a task is expected to end with."""
+    def known_final_tokens(self, environment: str) -> int | None:
+        """How long the contexts of an environment's tasks got, None before one has ended."""
         final = self._final.get(environment)
-        return round(final.value) if final else self._settings.prior(environment).final_tokens
+        return None if final is None else round(final.value)
 
     def projected_tokens(self, environment: str, tokens: int) -> int:
         """A footprint of `tokens` with the configured share of its predicted growth."""
