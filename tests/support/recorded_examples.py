@@ -68,6 +68,79 @@ class _Writer:
             self.add("<pad>")
 
 
+class _Task:
+    """The turns of a browser task: what the model read and wrote, and when."""
+
+    def __init__(self, images: Path | None, num_turns: int, words: int, size: tuple[int, int], seed: int) -> None:
+        self.images, self.num_turns, self.words, self.size, self.seed = images, num_turns, words, size, seed
+        # From this turn on a summary takes the place of the history.
+        self.second = num_turns * 2 // 3 if num_turns >= 6 else num_turns
+        self.writer = _Writer(seed)
+        self.messages: list[dict[str, Any]] = [
+            {"role": "system", "content": "You use a browser. Answer with one tool call."},
+            {"role": "user", "content": "Open the item that the shop has most of.\nThen stop."},
+        ]
+        self.turns: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = [
+            {"at_s": 0.8, "kind": "admitted", "reason": "probe of its group; projected 900 tokens", "rank": "rollout:0"}
+        ]
+        self.clock_s, self.cached = 1.2, 0
+        self.writer.say("<system> You use a browser. Answer with one tool call. <end> <user> Open the item that")
+        self.writer.say("the shop has most of.")
+        self.writer.add("\n")
+        self.writer.say("Then stop. <end> <assistant> ")
+        for turn in range(num_turns):
+            self.call(turn)
+            self.observe(turn)
+
+    def call(self, turn: int) -> None:
+        if turn == self.second:
+            self.writer.begin()
+            self.writer.say("<system> You use a browser. Here is a summary of what happened so far. <end> <assistant> ")
+            self.cached = 6
+        version = 4 if turn < self.num_turns // 2 else 5
+        prompt = self.writer.length
+        completion = self.writer.say(REPLY.format(n=turn + 1), version)
+        paused_s = 3.5 if turn % 3 == 2 else 0.0
+        if paused_s:
+            reason = f"needs {prompt + 32} tokens; 1,890 of 1,920 are used, 3 calls wait"
+            self.events.append({"at_s": self.clock_s + 0.01, "kind": "paused", "reason": reason})
+            fits = {"kind": "resumed", "reason": f"fits after {paused_s} s", "rank": "rollout:0"}
+            self.events.append({"at_s": self.clock_s + paused_s, **fits})
+        held_s, engine_s, context = paused_s + 0.05, 0.4 + 0.02 * turn, prompt + completion
+        self.turns.append(
+            {"turn": turn, "call_s": self.clock_s, "held_s": held_s, "engine_s": engine_s,
+             "end_s": self.clock_s + held_s + engine_s, "prompt_tokens": prompt, "completion_tokens": completion,
+             "cached_tokens": self.cached, "image_tokens": IMAGE_TOKENS * len(self.writer.segments[-1]["images"]),
+             "context_tokens": context, "predicted_tokens": 900 + 3 * turn, "budget_tokens": 1920,
+             "usage_tokens": 1500, "rank": "rollout:0", "model_version": version, "finish_reason": "stop",
+             "reason": "1500 of 1920 tokens used with it"}
+        )  # fmt: skip
+        self.clock_s += held_s + engine_s + 1.1
+        self.cached = context
+
+    def observe(self, turn: int) -> None:
+        call = {"id": f"call-{turn}", "type": "function"}
+        call["function"] = {"name": "click", "arguments": json.dumps({"item": turn + 1, "button": "left"})}
+        thought = f"The page shows a list; item {turn + 1} is the one. I click it."
+        reply = {"role": "assistant", "content": f"I open item {turn + 1}.", "tool_calls": [call]}
+        self.messages.append(reply | {"reasoning_content": thought})
+        seen = " ".join(f"line{index}" for index in range(self.words))
+        content: list[dict[str, Any]] = [{"type": "text", "text": f"Item {turn + 1} is open.\n{seen}"}]
+        if self.images is not None:
+            digest = ImageStore(self.images).put(png(*self.size, shade=turn * 29 + self.seed))
+            content.append({"type": "image", "digest": digest})
+        self.messages.append({"role": "tool", "tool_call_id": f"call-{turn}", "content": content})
+        if turn + 1 in (self.second, self.num_turns):
+            return
+        self.writer.say(f"<tool> Item {turn + 1} is open.")
+        self.writer.add("\n")
+        self.writer.say(seen)
+        if self.images is not None:
+            self.writer.image(content[-1]["digest"])
+        self.writer.say("<end> <assistant> ")
+
+
 def browser_task(
     images: Path | None = None,
     *,
@@ -85,73 +158,13 @@ def browser_task(
         size: of a screenshot.
         seed: of everything random.
     """
-    writer = _Writer(seed)
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You use a browser. Answer with one tool call."},
-        {"role": "user", "content": "Open the item that the shop has most of.\nThen stop."},
-    ]
-    writer.say(
-        "<system> You use a browser. Answer with one tool call. <end> <user> Open the item that the shop has most of."
-    )
-    writer.add("\n")
-    writer.say("Then stop. <end> <assistant> ")
-    turns: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = [
-        {"at_s": 0.8, "kind": "admitted", "reason": "probe of its group; projected 900 tokens", "rank": "rollout:0"}
-    ]
-    clock_s, cached, context = 1.2, 0, 0
-    for turn in range(num_turns):
-        if num_turns >= 6 and turn == num_turns * 2 // 3:
-            writer.begin()
-            writer.say("<system> You use a browser. Here is a summary of what happened so far. <end> <assistant> ")
-            cached = 6
-        version = 4 if turn < num_turns // 2 else 5
-        prompt = writer.length
-        completion = writer.say(REPLY.format(n=turn + 1), version)
-        paused_s = 3.5 if turn % 3 == 2 else 0.0
-        if paused_s:
-            reason = f"needs {prompt + 32} tokens; 1,890 of 1,920 are used, 3 calls wait"
-            events.append({"at_s": clock_s + 0.01, "kind": "paused", "reason": reason})
-            fits = {"kind": "resumed", "reason": f"fits after {paused_s} s", "rank": "rollout:0"}
-            events.append({"at_s": clock_s + paused_s, **fits})
-        held_s, engine_s = paused_s + 0.05, 0.4 + 0.02 * turn
-        context = prompt + completion
-        turns.append(
-            {"turn": turn, "call_s": clock_s, "held_s": held_s, "engine_s": engine_s,
-             "end_s": clock_s + held_s + engine_s, "prompt_tokens": prompt, "completion_tokens": completion,
-             "cached_tokens": cached, "image_tokens": IMAGE_TOKENS * len(writer.segments[-1]["images"]),
-             "context_tokens": context, "predicted_tokens": 900 + 3 * turn, "budget_tokens": 1920,
-             "usage_tokens": 1500, "rank": "rollout:0", "model_version": version, "finish_reason": "stop",
-             "reason": "1500 of 1920 tokens used with it"}
-        )  # fmt: skip
-        clock_s += held_s + engine_s + 1.1
-        cached = context
-        call = {"id": f"call-{turn}", "type": "function"}
-        call["function"] = {"name": "click", "arguments": json.dumps({"item": turn + 1, "button": "left"})}
-        messages.append(
-            {"role": "assistant", "content": f"I open item {turn + 1}.", "tool_calls": [call],
-             "reasoning_content": f"The page shows a list; item {turn + 1} is the one. I click it."}
-        )  # fmt: skip
-        last = turn + 1 == num_turns or (num_turns >= 6 and turn + 1 == num_turns * 2 // 3)
-        seen = " ".join(f"line{index}" for index in range(words))
-        content: list[dict[str, Any]] = [{"type": "text", "text": f"Item {turn + 1} is open.\n{seen}"}]
-        if images is not None:
-            digest = ImageStore(images).put(png(*size, shade=turn * 29 + seed))
-            content.append({"type": "image", "digest": digest})
-        if not last:
-            writer.say(f"<tool> Item {turn + 1} is open.")
-            writer.add("\n")
-            writer.say(seen)
-            if images is not None:
-                writer.image(digest)
-            writer.say("<end> <assistant> ")
-        messages.append({"role": "tool", "tool_call_id": f"call-{turn}", "content": content})
+    task = _Task(images, num_turns, words, size, seed)
     return {
         "format": 1, "run": "shop", "uid": "train/17/3", "group": "train/17", "member": 3, "kind": "train",
         "attempt": 1, "earlier_attempts": [{"attempt": 0, "outcome": "infrastructure", "error": "the worker is gone"}],
         "environment": "shop", "task": {"site": "items", "num_items": 12}, "seed": 1017, "split": "train",
         "temperature": 1.0, "outcome": "completed", "reward": 0.75, "error": "", "metrics": {"clicks": num_turns},
         "num_turns": num_turns, "rewards": [None] * (num_turns - 1) + [0.75], "started_at": "2026-03-01T10:00:00Z",
-        "duration_s": clock_s, "end_version": 6, "max_context_tokens": 4096, "messages": messages, "turns": turns,
-        "events": events, "segments": writer.segments, "left_out": [],
+        "duration_s": task.clock_s, "end_version": 6, "max_context_tokens": 4096, "messages": task.messages,
+        "turns": task.turns, "events": task.events, "segments": task.writer.segments, "left_out": [],
     }  # fmt: skip
