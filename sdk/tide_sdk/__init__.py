@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tide_sdk.agents import Agent, AgentResult, agent, chat_agent, load_agent
+    from tide_sdk.blocking import BlockingContext
     from tide_sdk.client import GatewayClient
     from tide_sdk.context import AgentContext
     from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
     from tide_sdk.errors import TideError
     from tide_sdk.footprints import Footprint, FootprintReporter
     from tide_sdk.http_connection import TransportError
-    from tide_sdk.model import ContextOverflow, ModelEndpoint, ModelRefused
+    from tide_sdk.model import ModelEndpoint
+    from tide_sdk.model_errors import ContextOverflow, ModelRefused, RequestInvalid
     from tide_sdk.outcomes import TaskResult, TaskSpec
     from tide_sdk.runner import run, run_task, run_tasks
     from tide_sdk.server import EnvironmentServer
@@ -25,13 +27,15 @@ if TYPE_CHECKING:
 _MODULES = {
     # not `agent`: importing a module of that name would hide the decorator
     "agents": ("Agent", "AgentResult", "agent", "chat_agent", "load_agent"),
+    "blocking": ("BlockingContext",),
     "client": ("GatewayClient",),
     "context": ("AgentContext",),
     "environment": ("EndInfo", "Environment", "Start", "StartInfo", "Step"),
     "errors": ("TideError",),
     "footprints": ("Footprint", "FootprintReporter"),
     "http_connection": ("TransportError",),
-    "model": ("ContextOverflow", "ModelEndpoint", "ModelRefused"),
+    "model": ("ModelEndpoint",),
+    "model_errors": ("ContextOverflow", "ModelRefused", "RequestInvalid"),
     "outcomes": ("TaskResult", "TaskSpec"),
     "runner": ("run", "run_task", "run_tasks"),
     "server": ("EnvironmentServer",),
@@ -43,6 +47,7 @@ __all__ = [
     "Agent",
     "AgentContext",
     "AgentResult",
+    "BlockingContext",
     "ContextOverflow",
     "EndInfo",
     "Environment",
@@ -53,6 +58,7 @@ __all__ = [
     "Message",
     "ModelEndpoint",
     "ModelRefused",
+    "RequestInvalid",
     "Start",
     "StartInfo",
     "Step",

@@ -70,13 +70,18 @@ class Recording:
                 self._granted |= {"budget_tokens": rank.budget_tokens, "usage_tokens": rank.usage_tokens}
 
     def heard(self, name: str, event: Mapping[str, Any], now_s: float) -> None:
-        """Notes an event of the router: call, turn, call_failed or call_cancelled."""
+        """Notes an event of the router: call, turn, passed, footprint, call_failed or call_cancelled."""
         if name == "call":
             # A call that is asked again is still the same turn's.
             if self._call_s is None or not event.get("attempt"):
                 self._call_s = now_s
         elif name == "turn":
             self._turn(event, now_s)
+        elif name == "footprint" and not event.get("superseded"):
+            # A loop with its own engine: its report is all that is known of the turn.
+            self._turn(event, now_s)
+        elif name == "passed":
+            self._call_s = None
         elif name in {"call_failed", "call_cancelled"}:
             self._note(name, now_s, str(event.get("message") or event.get("code") or ""), str(event.get("rank") or ""))
 

@@ -52,8 +52,10 @@ class GrowthPredictor:
         final = self._final.get(environment)
         return None if final is None else round(final.value)
 
-    def projected_tokens(self, environment: str, tokens: int) -> int:
-        """A footprint of `tokens` with the configured share of its predicted growth."""
+    def projected_tokens(self, environment: str, tokens: int, final_tokens: int | None = None) -> int:
+        """A footprint of `tokens` with the configured share of its growth to `final_tokens`, or to the mean if None."""
         final = self._final.get(environment)
         predicted = final.value if final else self._settings.prior(environment).final_tokens
+        if final_tokens is not None:
+            predicted = final_tokens
         return tokens + round(self._settings.growth_fraction * max(0.0, predicted - tokens))
