@@ -52,6 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write report.html of a run's folder again")
     report.add_argument("run_directory", type=Path)
     report.set_defaults(command=_report)
+    trajectory = commands.add_parser("trajectory", help="write the page of one recorded trajectory, turn by turn")
+    trajectory.add_argument("run_directory", type=Path)
+    trajectory.add_argument("uid", nargs="?", help="for example eval/0/sampled/1; without it, the newest")
+    trajectory.add_argument("--list", action="store_true", help="list what is recorded, write nothing")
+    trajectory.add_argument("--out", type=Path, metavar="FILE", help="default: trajectories/NAME.html in the folder")
+    trajectory.set_defaults(command=_trajectory)
     migrate = commands.add_parser("migrate", help="bring a trainer database to the newest schema")
     migrate.add_argument("--database-url", required=True, help="SQLAlchemy URL, for example sqlite:///trainer.sqlite3")
     migrate.set_defaults(command=_migrate)
@@ -117,6 +123,12 @@ def _report(arguments: argparse.Namespace) -> int:
     from tide_trainer.report.html import main_report
 
     return main_report(arguments.run_directory)
+
+
+def _trajectory(arguments: argparse.Namespace) -> int:
+    from tide_trainer.report.replay_list import main_trajectory
+
+    return main_trajectory(arguments.run_directory, arguments.uid, only_list=arguments.list, out=arguments.out)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

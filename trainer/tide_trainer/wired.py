@@ -21,6 +21,7 @@ from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.parity import parity_image
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
+from tide_trainer.loop.recorder import recorder_of
 from tide_trainer.loop.rollout import Rollout
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
@@ -80,7 +81,9 @@ class Wired:
         self._renderer = Renderer(model)
         # A gateway may outlive many runs of one name: their keys must not meet there.
         self._key = f"{directory.name}.{secrets.token_hex(4)}"
-        self._shell = SchedulerShell(TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key)
+        scheduler = TaskScheduler(settings.scheduler)
+        self._recorder = recorder_of(settings, directory, scheduler, lambda one: self._renderer.decode_after([one]))
+        self._shell = SchedulerShell(scheduler, router, workers, gateway, settings, self._key, self._recorder)
         tokens, seed = ImageTokens.read(model), settings.run.seed
         self._placeholder_id = tokens.placeholder_id if tokens else None
         image = parity_image(ImageStore(directory.images), tokens, seed) if tokens else None
@@ -272,6 +275,7 @@ class Wired:
                 await self._loop.close()
         await self._rollout.close()
         await self._shell.close()
+        await self._recorder.close()
         await self._heartbeats.withdraw()
 
 
