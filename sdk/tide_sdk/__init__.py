@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from tide_sdk.errors import TideError
     from tide_sdk.footprints import Footprint, FootprintReporter
     from tide_sdk.http_connection import TransportError
+    from tide_sdk.many import run
     from tide_sdk.model import ContextOverflow, ModelEndpoint, ModelRefused
     from tide_sdk.outcomes import TaskResult, TaskSpec
-    from tide_sdk.runner import run, run_task, run_tasks
+    from tide_sdk.runner import run_task, run_tasks
     from tide_sdk.server import EnvironmentServer
     from tide_sdk.wire import Message
 
@@ -31,9 +32,10 @@ _MODULES = {
     "errors": ("TideError",),
     "footprints": ("Footprint", "FootprintReporter"),
     "http_connection": ("TransportError",),
+    "many": ("run",),
     "model": ("ContextOverflow", "ModelEndpoint", "ModelRefused"),
     "outcomes": ("TaskResult", "TaskSpec"),
-    "runner": ("run", "run_task", "run_tasks"),
+    "runner": ("run_task", "run_tasks"),
     "server": ("EnvironmentServer",),
     "wire": ("Message",),
 }
