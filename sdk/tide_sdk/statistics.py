@@ -26,7 +26,7 @@ class Estimate:
 
     Attributes:
         value: the mean.
-        low: lower end of the 95% interval, None where one cluster alone says nothing.
+        low: lower end of the 95% interval, None where nothing is known: one cluster, or a mean of values all alike.
         high: its upper end.
         num: plays that count.
         num_tasks: clusters.
@@ -71,6 +71,8 @@ def clustered_error(clusters: Sequence[Sequence[float]]) -> float | None:
 def mean_of(clusters: Sequence[Sequence[float]]) -> Estimate | None:
     """The mean over all values with its interval; None without any value.
 
+    Where no value differs from another there is no interval: a width of 0 would claim too much.
+
     Args:
         clusters: the values of each task.
     """
@@ -80,7 +82,7 @@ def mean_of(clusters: Sequence[Sequence[float]]) -> Estimate | None:
     num = sum(len(cluster) for cluster in clusters)
     mean = fmean(value for cluster in clusters for value in cluster)
     error = clustered_error(clusters)
-    if error is None:
+    if not error:
         return Estimate(mean, None, None, num, len(clusters))
     half = student_quantile(0.5 + CONFIDENCE / 2, len(clusters) - 1) * error
     return Estimate(mean, mean - half, mean + half, num, len(clusters))
@@ -125,7 +127,7 @@ def wilson(share: float, num: float) -> tuple[float, float]:
     square = z * z
     centre = (share + square / (2 * num)) / (1 + square / num)
     half = z / (1 + square / num) * math.sqrt(share * (1 - share) / num + square / (4 * num * num))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return 0.0 if share <= 0 else max(0.0, centre - half), 1.0 if share >= 1 else min(1.0, centre + half)
 
 
 def student_quantile(probability: float, degrees: int) -> float:

@@ -72,14 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: `tide-env serve` shall not wait for these imports.
     import asyncio
 
-    from tide_sdk.evaluation.folder import EvaluationFailed, Locked, ManifestDiffers
+    from tide_sdk.evaluation.folder import EvaluationFailed, FolderRefused
+    from tide_sdk.evaluation.report import told
     from tide_sdk.evaluation.session import evaluate
     from tide_sdk.many import NotReady
 
     settings = settings_of(arguments)
     try:
         summary, stopped = asyncio.run(_until_signal(evaluate(settings)))
-    except (NotReady, ManifestDiffers, Locked) as error:
+    except (NotReady, FolderRefused) as error:
         raise ServeError(str(error)) from error
     except EvaluationFailed as error:
         print(f"tide-env: {error}", file=sys.stderr)
@@ -87,22 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"tide-env: interrupted; go on with --resume --out {settings.out}", file=sys.stderr)
         return INTERRUPTED
-    told(summary, settings.out, stopped)
-    return 0 if summary.complete else 1
-
-
-def told(summary: Any, out: Path, stopped: str | None) -> None:
-    """Print what an evaluation found, and where its files are."""
-    from tide_sdk.evaluation.report import REPORT, verdict
-
-    overall = summary.overall
-    print(verdict(summary))
-    print(f"{overall.num} of {overall.num_planned} plays have a reward")
-    for outcome, error, num in summary.reasons:
-        print(f"  {num} without: {outcome}: {''.join(c if c.isprintable() else '?' for c in error)}")
+    print(told(summary, settings.out))
     if stopped is not None:
-        print(f"tide: stopped early: {stopped}; mend it and go on with --resume", file=sys.stderr)
-    print(out / REPORT)
+        print(f"tide-env: stopped early: {stopped}; mend it and go on with --resume", file=sys.stderr)
+    return 0 if summary.complete else 1
 
 
 async def _until_signal(work: Any) -> Any:

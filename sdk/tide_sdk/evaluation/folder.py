@@ -29,12 +29,8 @@ class EvaluationFailed(Exception):
     """The evaluation cannot go on; the message names the file and the reason."""
 
 
-class ManifestDiffers(EvaluationFailed):
-    """The folder holds another evaluation than the one that shall be resumed."""
-
-
-class Locked(EvaluationFailed):
-    """Another process plays this evaluation."""
+class FolderRefused(EvaluationFailed):
+    """The folder is not one for this evaluation: it holds another, shall not be resumed, or is played on already."""
 
 
 class EvaluationFolder:
@@ -116,19 +112,19 @@ class EvaluationFolder:
         sessions: list[Any] = []
         if path.is_file():
             if not self._resume:
-                raise EvaluationFailed(f"{self.path} holds an evaluation already; resume it, or name another folder")
+                raise FolderRefused(f"{self.path} holds an evaluation already; resume it, or name another folder")
             found = read_manifest(self.path)
             told = [
                 f"{name}: {then} then, {now} now"
                 for name, then, now in differences(found["definition"], self.definition)
             ]
             if told:
-                raise ManifestDiffers(
+                raise FolderRefused(
                     f"{self.path} holds another evaluation ({'; '.join(told[:5])}); name another folder"
                 )
             self.key, sessions = str(found["key"]), list(found["sessions"])
         elif others := sorted(one.name for one in self.path.iterdir() if not one.name.startswith(".")):
-            raise EvaluationFailed(f"{self.path} is not empty ({others[0]}) and no evaluation; name another folder")
+            raise FolderRefused(f"{self.path} is not empty ({others[0]}) and no evaluation; name another folder")
         else:
             self.key = f"eval-{secrets.token_hex(6)}"
         sessions.append({"started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **self._places})
@@ -246,7 +242,7 @@ def _locked(path: Path) -> BinaryIO:
         return file
     except BlockingIOError as error:
         file.close()
-        raise Locked(f"another process plays the evaluation in {path.parent}; wait for its end") from error
+        raise FolderRefused(f"another process plays the evaluation in {path.parent}; wait for its end") from error
     return file
 
 

@@ -15,7 +15,6 @@ MAX_IMAGE_BYTES = 256 * 1024
 """A larger image of a conversation is named, not shown."""
 MAX_TEXT_CHARS = 20_000
 _IMAGE = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,([A-Za-z0-9+/=\s]+)")
-_GOOD, _POOR, _BAD = "good", "poor", "bad"
 
 
 def tag(name: str, *inner: str, **attributes: str) -> str:
@@ -44,7 +43,7 @@ def number(value: float) -> str:
 def interval(estimate: Estimate, form: Any = percent) -> str:
     """The 95% interval of an estimate in words."""
     if estimate.low is None or estimate.high is None:
-        return "no interval: one task"
+        return "no interval: one task, or all alike"
     return f"95% interval {form(estimate.low)} to {form(estimate.high)}"
 
 
@@ -59,10 +58,11 @@ def badge(words: str, tone: str = "") -> str:
     return tag("span", text(words), class_=f"badge {tone}".strip())
 
 
-def outcome_badge(outcome: str, reward: float | None) -> str:
-    """The outcome in the colour of what it means."""
-    tone = _BAD if reward is None else _GOOD if outcome == "completed" else _POOR
-    return badge(outcome.replace("_", " "), tone)
+def outcome_badge(outcome: str, lost: bool, num: int = 1) -> str:
+    """The outcome in the colour of what it means, and how often it came; `lost`: without a reward."""
+    tone = "bad" if lost else "good" if outcome == "completed" else "poor"
+    times = f" × {num}" if num > 1 else ""
+    return badge(f"{outcome.replace('_', ' ')}{times}", tone)
 
 
 def table(head: Sequence[tuple[str, bool]], rows: Iterable[Sequence[tuple[str, object]]], *, sortable: bool) -> str:
@@ -114,11 +114,11 @@ def figures_row(name: str, found: Figures, repeats: int) -> list[tuple[str, obje
 
 def bars(title: str, unit: str, bins: Sequence[tuple[float, float, int]]) -> str:
     """A histogram as inline SVG, each bar with its words for who points at it."""
-    width, height, left, bottom = 560.0, 190.0, 34.0, 24.0
+    width, height, left, bottom = 380.0, 150.0, 34.0, 24.0
     top = max((count for _, _, count in bins), default=0)
     if not top:
         return ""
-    step = (width - left) / len(bins)
+    step = min(60.0, (width - left) / len(bins))
     drawn = [f'<line class="axis" x1="{left}" y1="{height - bottom}" x2="{width}" y2="{height - bottom}"/>']
     drawn += [
         f'<text x="{left - 6}" y="14" text-anchor="end">{top}</text>'

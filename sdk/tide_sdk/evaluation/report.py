@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -49,6 +50,14 @@ def finish(folder: Path) -> Summary:
     except (KeyError, TypeError, ValueError) as error:
         raise EvaluationFailed(f"{folder}: the manifest lacks {error}; it is no evaluation of this release") from error
     return summary
+
+
+def told(summary: Summary, folder: Path) -> str:
+    """What an evaluation found in a few lines, the report's path last."""
+    lines = [verdict(summary), f"{summary.overall.num} of {summary.overall.num_planned} plays have a reward"]
+    for outcome, error, num in summary.reasons:
+        lines.append(f"  {num} without: {outcome}: {''.join(c if c.isprintable() else '?' for c in error)}")
+    return "\n".join([*lines, str(folder / REPORT)])
 
 
 class _Samples:
@@ -220,7 +229,7 @@ def _tasks(summary: Summary, records: Sequence[Record]) -> str:
     for record in records:
         tasks.setdefault(record.id, []).append(record)
     grouped = any(record.group or record.split for record in records)
-    rows = [_task_row(name, plays, summary, grouped) for name, plays in list(tasks.items())[:MAX_ROWS]]
+    rows = [_task_row(name, plays, summary, grouped) for name, plays in sorted(tasks.items(), key=_in_order)[:MAX_ROWS]]
     if not rows:
         return ""
     head = [("task", False), *([("group", False)] if grouped else []), ("success", True), ("mean reward", True)]
@@ -230,6 +239,13 @@ def _tasks(summary: Summary, records: Sequence[Record]) -> str:
     return tag("section", tag("h2", "Tasks"), note, table(head, rows, sortable=True))
 
 
+def _in_order(item: tuple[str, object]) -> tuple[bool, int, str]:
+    """Numbers by their size, before all other names."""
+    name = item[0]
+    numeric = name.isascii() and name.isdecimal() and len(name) < 20
+    return not numeric, int(name) if numeric else 0, name
+
+
 def _task_row(name: str, plays: Sequence[Record], summary: Summary, grouped: bool) -> list[tuple[str, object]]:
     rewards = [record.reward for record in plays if record.reward is not None]
     hits = sum(reward > summary.threshold for reward in rewards)
@@ -237,14 +253,15 @@ def _task_row(name: str, plays: Sequence[Record], summary: Summary, grouped: boo
     turns = sum(record.turns for record in plays) / len(plays)
     kind = " ".join(word for word in (plays[0].split, plays[0].group) if word)
     error = next((record.error for record in plays if record.error), "")
-    badges = "".join(outcome_badge(record.outcome, record.reward) for record in plays[:16])
+    outcomes = Counter((record.outcome, record.reward is None) for record in plays)
+    badges = " ".join(outcome_badge(outcome, lost, num) for (outcome, lost), num in outcomes.most_common())
     return [
         (text(name), name),
         *([(text(kind), kind)] if grouped else []),
         (f"{hits} of {len(rewards)}", hits / len(rewards) if rewards else -1),
         ("–" if mean is None else number(mean), "" if mean is None else mean),
         (number(turns), turns),
-        (badges + (f" … {len(plays)}" if len(plays) > 16 else ""), plays[0].outcome),
+        (badges, plays[0].outcome),
         (text(error[:200]), error[:200]),
     ]
 
@@ -254,7 +271,7 @@ def _conversations(samples: Sequence[tuple[str, Record]]) -> str:
     for kind, record in samples:
         reward = "no reward" if record.reward is None else f"reward {number(record.reward)}"
         title = f"{kind}: task {record.id}, play {record.repeat + 1}"
-        marks = outcome_badge(record.outcome, record.reward) + badge(reward) + badge(f"{record.turns} turns")
+        marks = outcome_badge(record.outcome, record.reward is None) + badge(reward) + badge(f"{record.turns} turns")
         chat = tag("ol", *(markup.message(one) for one in record.messages), class_="chat")
         told = tag("p", text(record.error), class_="alarm") if record.error else ""
         made.append(tag("details", tag("summary", text(title), marks), told, chat, class_="pair"))

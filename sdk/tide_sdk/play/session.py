@@ -156,6 +156,8 @@ class PlaySession:
         self._say(self._shown.own("/help lists what can be typed"))
 
     def _take(self, typed: str) -> None:
+        if not typed.strip():
+            return  # a key too many; an empty message stands between quotes
         try:
             read = read_line(typed)
             message = words(read) if isinstance(read, str) else self._command(read)

@@ -70,9 +70,10 @@ class Project:
 
     def start(self, *arguments: str, command: str = "run") -> subprocess.Popen[str]:
         """Starts `tide-train`; the marker variable finds what it leaves behind."""
+        path = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(
             [sys.executable, "-m", "tide_trainer.cli", command, str(self.config), *arguments],
-            env=os.environ | {"PYTHONPATH": str(SUPPORT), "TIDE_TEST_MARK": str(self.folder)},
+            env=os.environ | {"PYTHONPATH": path, "TIDE_TEST_MARK": str(self.folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
