@@ -54,7 +54,10 @@ class OpenAIServer:
         if isinstance(said, int):
             return said, {"error": {"message": "told to fail"}}
         message = {"role": "assistant", "content": said}
-        return 200, {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        return 200, {
+            "object": "chat.completion",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }
 
 
 class _Quiet(uvicorn.Server):

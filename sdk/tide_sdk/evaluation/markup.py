@@ -14,20 +14,21 @@ from tide_sdk.statistics import Estimate
 MAX_IMAGE_BYTES = 256 * 1024
 """A larger image of a conversation is named, not shown."""
 MAX_TEXT_CHARS = 20_000
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _IMAGE = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,([A-Za-z0-9+/=\s]+)")
 
 
 def tag(name: str, *inner: str, **attributes: str) -> str:
     """An element; `inner` is HTML already, attributes are not. `class_` becomes `class`, `data_sort` `data-sort`."""
     given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items() if value
+        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items() if value
     )
     return f"<{name}{given}>{''.join(inner)}</{name}>"
 
 
 def text(value: object) -> str:
-    """Words as HTML; control characters, which a page cannot hold, are shown as a question mark."""
-    return escape(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]", "\ufffd", str(value)))
+    """Words as HTML; control characters, which a page cannot hold, become U+FFFD."""
+    return escape(_NO_TEXT.sub("\ufffd", str(value)))
 
 
 def percent(value: float) -> str:

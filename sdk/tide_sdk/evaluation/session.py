@@ -91,20 +91,26 @@ async def evaluate(settings: Settings) -> tuple[Summary, str | None]:
         )
     except ValueError as error:
         raise NotReady(f"--model-url {error}") from error
-    async with model, reached(settings.place, gateway_token(), settings.concurrency) as (gateway, environment):
+    async with model:
+        # First, for it takes a moment and nothing has to be started.
         model.model = _model_name(settings.model, await reach_model(model), settings.model_url)
-        definition = settings.definition(environment, model.model)
-        places = {"gateway": settings.place.url, "model_url": settings.model_url}
-        if settings.moved and (settings.out / MANIFEST).is_file():
-            before = read_manifest(settings.out)["definition"]
-            definition |= {name: before.get(name) for name in places}
-        with EvaluationFolder(settings.out, definition, resume=settings.resume, places=places) as folder:
-            try:
-                stopped = await _play(settings, folder, gateway, model, environment)
-            finally:
-                # Not in a thread: a second Ctrl-C would leave it running behind the loop.
-                summary = finish(settings.out)
+        async with reached(settings.place, gateway_token(), settings.concurrency) as (gateway, environment):
+            with _folder(settings, environment, model.model) as folder:
+                try:
+                    stopped = await _play(settings, folder, gateway, model, environment)
+                finally:
+                    # Not in a thread: a second Ctrl-C would leave it running behind the loop.
+                    summary = finish(settings.out)
     return summary, stopped
+
+
+def _folder(settings: Settings, environment: str, model: str) -> EvaluationFolder:
+    definition = settings.definition(environment, model)
+    places = {"gateway": settings.place.url, "model_url": settings.model_url}
+    if settings.moved and (settings.out / MANIFEST).is_file():
+        before = read_manifest(settings.out)["definition"]
+        definition |= {name: before.get(name) for name in places}
+    return EvaluationFolder(settings.out, definition, resume=settings.resume, places=places)
 
 
 async def _play(
