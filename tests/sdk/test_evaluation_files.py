@@ -137,9 +137,9 @@ def test_other_settings_are_refused_with_their_names(tmp_path):
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path):
-    with EvaluationFolder(tmp_path / "a", WHAT, resume=False):
-        with pytest.raises(FolderRefused, match="another process plays"):
-            EvaluationFolder(tmp_path / "a", WHAT, resume=True).__enter__()
+    played, refused = EvaluationFolder(tmp_path / "a", WHAT, resume=False), pytest.raises(FolderRefused, match="plays")
+    with played, refused:
+        EvaluationFolder(tmp_path / "a", WHAT, resume=True).__enter__()
     with pytest.raises(FolderRefused, match="resume it"):
         EvaluationFolder(tmp_path / "a", WHAT, resume=False).__enter__()
     (tmp_path / "b").mkdir()

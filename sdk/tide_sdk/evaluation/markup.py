@@ -136,7 +136,7 @@ def bars(title: str, unit: str, bins: Sequence[tuple[float, float, int]]) -> str
         )
         if index % every == 0:
             middle = x + step * 0.42 if low == high else x
-            drawn.append(f'<text x="{middle:.1f}" y="{height - 8}" text-anchor="middle">{number(low)}</text>')
+            drawn.append(f'<text x="{middle:.1f}" y="{height - 8}" text-anchor="middle">{low:.3g}</text>')
     svg = tag("svg", *drawn, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=title)
     caption = tag("figcaption", tag("span", text(title), class_="title"), " ", tag("span", text(unit), class_="unit"))
     return tag("figure", caption, svg, class_="chart t1")
