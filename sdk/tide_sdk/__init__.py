@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tide_sdk.agents import Agent, AgentResult, agent, chat_agent, load_agent
+    from tide_sdk.blocking import BlockingContext
     from tide_sdk.client import GatewayClient
     from tide_sdk.context import AgentContext
     from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from tide_sdk.footprints import Footprint, FootprintReporter
     from tide_sdk.http_connection import TransportError
     from tide_sdk.many import run
-    from tide_sdk.model import ContextOverflow, ModelEndpoint, ModelRefused
+    from tide_sdk.model import ModelEndpoint
+    from tide_sdk.model_errors import ContextOverflow, ModelRefused, RequestInvalid
     from tide_sdk.outcomes import TaskResult, TaskSpec
     from tide_sdk.runner import run_task, run_tasks
     from tide_sdk.server import EnvironmentServer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _MODULES = {
     # not `agent`: importing a module of that name would hide the decorator
     "agents": ("Agent", "AgentResult", "agent", "chat_agent", "load_agent"),
+    "blocking": ("BlockingContext",),
     "client": ("GatewayClient",),
     "context": ("AgentContext",),
     "environment": ("EndInfo", "Environment", "Start", "StartInfo", "Step"),
@@ -33,7 +36,8 @@ _MODULES = {
     "footprints": ("Footprint", "FootprintReporter"),
     "http_connection": ("TransportError",),
     "many": ("run",),
-    "model": ("ContextOverflow", "ModelEndpoint", "ModelRefused"),
+    "model": ("ModelEndpoint",),
+    "model_errors": ("ContextOverflow", "ModelRefused", "RequestInvalid"),
     "outcomes": ("TaskResult", "TaskSpec"),
     "runner": ("run_task", "run_tasks"),
     "server": ("EnvironmentServer",),
@@ -45,6 +49,7 @@ __all__ = [
     "Agent",
     "AgentContext",
     "AgentResult",
+    "BlockingContext",
     "ContextOverflow",
     "EndInfo",
     "Environment",
@@ -55,6 +60,7 @@ __all__ = [
     "Message",
     "ModelEndpoint",
     "ModelRefused",
+    "RequestInvalid",
     "Start",
     "StartInfo",
     "Step",

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, TypeVar
 
+from tide_sdk.cleanup import Cleanups, closing, entered
 from tide_sdk.client import GatewayClient
 from tide_sdk.environment import StartInfo
+from tide_sdk.errors import StoppedEarly
 from tide_sdk.footprints import FootprintReporter
+from tide_sdk.local_tools import LocalTools, tool_message
 from tide_sdk.model import ModelEndpoint, first_message
 from tide_sdk.wire import ObservationResponse, StartResponse
+
+T = TypeVar("T")
+
+
+class LimitReached(StoppedEarly):
+    """The agent goes on although its limit is reached; the task is truncated."""
 
 
 class AgentContext:
@@ -19,9 +30,10 @@ class AgentContext:
         task: what was asked for: parameters, seed, split, kind.
         task_id: the task's id at the gateway.
         messages: the conversation so far, OpenAI chat messages; an agent may change it before it generates.
-        tools: OpenAI tool definitions that the environment offers.
+        tools: OpenAI tool definitions that the model is offered: the environment's, then those of `add_tool`.
         turn: the number of the next turn.
-        done: True once the environment has ended the task.
+        done: True once the environment has ended the task, or a limit has.
+        limit: the agent's limit that has ended its play, None before.
         reward: the sum of the turns' rewards so far.
         observation: the environment's latest answer, None before the first turn.
         completion: the latest completion as the server gave it (usage, finish reason), None before the first.
@@ -34,13 +46,30 @@ class AgentContext:
         gateway: GatewayClient,
         model: ModelEndpoint,
         reporter: FootprintReporter | None = None,
+        *,
+        report_as: str | None = None,
+        max_turns: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
+        """Made by the runner.
+
+        Args:
+            task: what was asked for.
+            started: the gateway's answer to it.
+            gateway: where steps go.
+            model: where `generate` goes.
+            reporter: where `report` goes.
+            report_as: the task's name there; None takes its id at the gateway.
+            max_turns: turns after which the play is over.
+            sampling: defaults of `generate`, over the endpoint's.
+        """
         self.task = task
         self.task_id = started.task_id
         self.messages: list[dict[str, Any]] = [message.as_dict() for message in started.messages]
         self.tools: list[dict[str, Any]] = list(started.tools)
         self.turn = started.turn
         self.done = False
+        self.limit: str | None = None
         self.reward = 0.0
         self.observation: ObservationResponse | None = None
         self.completion: dict[str, Any] | None = None
@@ -48,6 +77,11 @@ class AgentContext:
         self._model = model
         self._reporter = reporter
         self._acting = False
+        self._report_as = report_as or started.task_id
+        self._max_turns = max_turns
+        self._sampling = dict(sampling or {})
+        self._cleanups = Cleanups()
+        self._local_tools = LocalTools()
 
     @property
     def openai_base_url(self) -> str:
@@ -75,9 +109,12 @@ class AgentContext:
         Raises:
             ContextOverflow: the conversation no longer fits; let it pass, the runner knows it.
             ModelRefused: likewise.
-            TransportError: likewise.
+            RequestInvalid: the server says that the request is wrong, for example a sampling parameter.
+            LimitReached: the agent's own limit has ended its play.
+            TransportError: no answer, or a failed server; let it pass.
         """
-        self.completion = await self._model.complete(self.messages, self.tools, **sampling)
+        self._check_limit("generate")
+        self.completion = await self._model.complete(self.messages, self.tools, **(self._sampling | sampling))
         return first_message(self.completion)
 
     async def step(self, reply: Mapping[str, Any] | str) -> ObservationResponse:
@@ -88,9 +125,11 @@ class AgentContext:
 
         Raises:
             RuntimeError: the task is done, or another step is under way.
+            LimitReached: the agent's own limit has ended its play.
             TideError: the gateway refused or the environment failed; let it pass, the runner knows it.
             TransportError: no answer from the gateway.
         """
+        self._check_limit("step")
         if self.done:
             raise RuntimeError("ctx.step: the task is done; loop with `while not ctx.done`")
         if self._acting:
@@ -107,7 +146,67 @@ class AgentContext:
         self.reward += observation.reward or 0.0
         self.observation = observation
         self.done = observation.terminated or observation.truncated
+        if not self.done and self._max_turns is not None and self.turn >= self._max_turns:
+            self.done, self.limit = True, f"max_turns {self._max_turns}"
         return observation
+
+    def add_tool(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Offer the model a tool of the agent's own, which `run_tools` runs; the environment never sees its calls.
+
+        Args:
+            function: plain or async; its annotated parameters are the tool's, and what it returns is told to the model.
+            name: the function's if None.
+            description: the docstring's first paragraph if None.
+            parameters: the JSON Schema of its arguments; None makes it of the annotations.
+
+        Raises:
+            ValueError: the name is taken, or no tool's name.
+            TypeError: an annotation that has no schema.
+        """
+        taken = {str(tool.get("function", {}).get("name")) for tool in self.tools}
+        self.tools.append(self._local_tools.add(function, name, description, parameters, taken))
+
+    async def run_tools(self, reply: Mapping[str, Any]) -> bool:
+        """Run the calls of the agent's own tools in a reply, in order.
+
+        Appends the reply and a message for each of its calls to `messages`. Calls of the environment's tools beside
+        them are answered `not_run`: the model asks again in its next reply.
+
+        Returns:
+            True if there were such calls, so that the model must be asked again; False for a reply that `step` takes.
+        """
+        self._check_limit("run_tools")
+        answers: list[tuple[str, Any]] = []
+        for call_id, run in self._local_tools.plan(reply):
+            result = run()
+            answers.append((call_id, await result if inspect.isawaitable(result) else result))
+        return self.tools_ran(reply, answers)
+
+    def tools_ran(self, reply: Mapping[str, Any], answers: Sequence[tuple[str, Any]]) -> bool:
+        """Append the reply and what its tools gave, by the calls' ids; False if there is nothing. For `run_tools`."""
+        if answers:
+            self.messages.extend([dict(reply), *(tool_message(*answer) for answer in answers)])
+        return bool(answers)
+
+    def on_end(self, function: Callable[[], Any]) -> None:
+        """Have a callable without arguments, plain or async, called when the task ends, in whatever way.
+
+        The latest goes first. Each may take 30 s; one that fails is told in the result's `cleanup_errors`.
+        """
+        self._cleanups.push(*closing(function))
+
+    async def enter(self, manager: AbstractAsyncContextManager[T] | AbstractContextManager[T]) -> T:
+        """Enter a context manager and have it left when the task ends, in whatever way; see `on_end`."""
+        value, name, close = await entered(manager)
+        self._cleanups.push(name, close)
+        return value
 
     async def report(
         self,
@@ -117,20 +216,60 @@ class AgentContext:
         cached_tokens: int = 0,
         image_tokens: int = 0,
         context_tokens: int | None = None,
+        growth_tokens: int | None = None,
+        hold: bool = True,
     ) -> bool:
         """Report a turn's tokens to the router, for loops with their own engine; `generate` does it by itself.
 
+        Under a trainer this is where such a loop waits for its turn: the scheduler pauses the task and holds the answer
+        until the task may go on. Other tasks do not wait for it. Where the task's calls go through the router as
+        well, the router's own measure counts, only `growth_tokens` is taken, and nothing waits.
+
+        Args:
+            prompt_tokens: tokens of the prompt, cached ones included.
+            completion_tokens: tokens that the model wrote.
+            cached_tokens: prompt tokens that the engine's cache held.
+            image_tokens: prompt tokens that stand for images.
+            context_tokens: tokens that the next prompt will at least have; None takes prompt and completion together.
+            growth_tokens: tokens by which the context is expected still to grow until the task ends; None leaves
+                that to the scheduler.
+            hold: False reports without waiting for more than the report's arrival.
+
         Returns:
-            True once the report has arrived; False if it was lost or there is no router to tell.
+            True once the report has arrived; False if it was lost, was refused, or there is no router to tell.
+
+        Raises:
+            ContextOverflow: the context fits no rank of the trainer; let it pass.
+            ModelStopped: the task is over; let it pass.
+            ValueError: numbers that cannot be.
         """
+        self._check_limit("report")
         if self._reporter is None:
             return False
         return await self._reporter.report(
-            self.task_id,
+            self._report_as,
             self.turn,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             cached_tokens=cached_tokens,
             image_tokens=image_tokens,
             context_tokens=context_tokens,
+            growth_tokens=growth_tokens,
+            hold=hold,
         )
+
+    @property
+    def cleanups(self) -> Cleanups:
+        """What the runner closes at the end."""
+        return self._cleanups
+
+    @property
+    def local_tools(self) -> LocalTools:
+        """The agent's own tools."""
+        return self._local_tools
+
+    def _check_limit(self, call: str) -> None:
+        if self.limit is not None:
+            raise LimitReached(
+                f"ctx.{call}: the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
+            )

@@ -33,6 +33,10 @@ CODES: Final[dict[str, tuple[int, str]]] = {
 """code -> (HTTP status, title). Codes are stable: clients branch on them."""
 
 
+class StoppedEarly(Exception):
+    """The task was cut short by a limit, or by a reply that a framework could make no use of: it is truncated."""
+
+
 class TideError(Exception):
     """A failure that the contract names.
 

@@ -10,26 +10,13 @@ from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from tide_sdk import codec
-from tide_sdk.errors import TideError
 from tide_sdk.http_connection import ConnectFailed, ProtocolFailed, QueueFull, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client
+from tide_sdk.model_errors import ModelRefused, failure_of, parse_body
 from tide_sdk.retries import Backoff
 
 _RETRIED_STATUS = frozenset({429, 503})
-_REFUSED_STATUS = frozenset({400, 403, 404, 405, 413, 415, 422})
-
-
-class ModelRefused(Exception):
-    """The model's server refuses this request, or the model declined to answer."""
-
-
-class ContextOverflow(Exception):
-    """The conversation no longer fits the model's context."""
-
-
-class ModelStopped(Exception):
-    """The server has given this task up (410): nothing more will be answered."""
 
 
 class ModelEndpoint:
@@ -96,10 +83,12 @@ class ModelEndpoint:
         """Ask for one chat completion: the whole answer, with `choices` and `usage`.
 
         Raises:
-            ContextOverflow: the server answered 400 with the code `context_length_exceeded`.
-            ModelRefused: another refusal of this very request.
+            ContextOverflow: the server says, by a code or in words, that the messages do not fit its context.
+            ModelRefused: a content filter held the request back.
             ModelStopped: 410.
+            RequestInvalid: 400, 413 or 422 for another reason.
             TransportError: no answer, or the server failed.
+            TideError: `unauthorized`, the server refuses the key.
         """
         payload: dict[str, Any] = {"model": self.model, "messages": list(messages)}
         if tools:
@@ -181,27 +170,15 @@ def first_message(completion: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(response: Response) -> dict[str, Any]:
+    if response.status >= 400:
+        raise failure_of(response.status, parse_body(response.body))
     try:
         data = codec.loads(response.body)
     except codec.CodecError:
         data = None
-    if response.status < 400:
-        if not isinstance(data, dict):
-            raise ProtocolFailed("the completion is not a JSON object")
-        return cast("dict[str, Any]", data)
-    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-    inner = fields.get("error", fields)
-    error = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {"message": str(inner)}
-    words = str(error.get("message") or error.get("detail") or response.body[:300].decode("utf-8", "replace"))[:1000]
-    if response.status == 400 and error.get("code") == "context_length_exceeded":
-        raise ContextOverflow(words)
-    if response.status == 410:
-        raise ModelStopped(words)
-    if response.status in _REFUSED_STATUS:
-        raise ModelRefused(f"HTTP {response.status}: {words}")
-    if response.status == 401:
-        raise TideError("unauthorized", f"the model's server refuses the key: {words}")
-    raise TransportError(f"the model's server failed with HTTP {response.status}: {words}")
+    if not isinstance(data, dict):
+        raise ProtocolFailed("the completion is not a JSON object")
+    return cast("dict[str, Any]", data)
 
 
 def _split(url: str) -> tuple[str, str]:

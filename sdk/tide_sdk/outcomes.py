@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeAlias, cast
 
 from tide_sdk.agents import AgentResult
 from tide_sdk.clocks import ClockName
-from tide_sdk.errors import TideError
+from tide_sdk.errors import StoppedEarly, TideError
+from tide_sdk.foreign_errors import meanings
 from tide_sdk.http_connection import TransportError
-from tide_sdk.model import ContextOverflow, ModelRefused, ModelStopped
+from tide_sdk.metrics import is_flag, plain_metrics, real_number
+from tide_sdk.model_errors import ContextOverflow, ModelRefused, ModelStopped
 from tide_sdk.wire import EndResponse
 
 OutcomeName: TypeAlias = Literal[
@@ -26,6 +28,18 @@ OutcomeName: TypeAlias = Literal[
 ]
 REWARDED: frozenset[OutcomeName] = frozenset({"completed", "truncated", "model_refused", "context_overflow"})
 """Outcomes that tell something about the model; the others carry no reward."""
+
+_GRAVITY: tuple[OutcomeName, ...] = (
+    "agent_error",
+    "aborted",
+    "environment_failed",
+    "infrastructure",
+    "context_overflow",
+    "model_refused",
+    "truncated",
+    "completed",
+)
+"""Which counts where a group of exceptions holds several: a bug first, and what has no reward before what has one."""
 
 _BY_CODE: Mapping[str, OutcomeName] = {
     "environment_failed": "environment_failed",
@@ -76,8 +90,9 @@ class TaskResult:
         outcome: one of `OutcomeName`.
         reward: None where the outcome tells nothing about the model.
         turns: turns that were played.
-        metrics: the environment's and the agent's.
+        metrics: the environment's and, over them, the agent's: plain JSON data.
         error: what went wrong, None if nothing did.
+        cleanup_errors: what the agent's clean-ups could not close; they change nothing else.
     """
 
     task_id: str | None
@@ -86,14 +101,23 @@ class TaskResult:
     turns: int
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
+    cleanup_errors: tuple[str, ...] = ()
 
 
-class DeadlinePassed(Exception):
+class DeadlinePassed(StoppedEarly):
     """The runner's own deadline for the task is over."""
 
 
 def classify(error: BaseException) -> OutcomeName:
-    """The outcome that a failure stands for."""
+    """The outcome that a failure stands for, also where another library's exception wraps it; see `foreign_errors`."""
+    found = {_outcome_of(meaning) for meaning in meanings(error)}
+    for outcome in _GRAVITY:
+        if outcome in found:
+            return outcome
+    return "agent_error"
+
+
+def _outcome_of(error: Exception | None) -> OutcomeName:
     if isinstance(error, TideError):
         if error.code == "expired":
             return _BY_CLOCK.get(str(error.extra.get("clock")), "truncated")
@@ -110,7 +134,7 @@ def classify(error: BaseException) -> OutcomeName:
         return "aborted"
     if isinstance(error, TransportError):
         return "infrastructure"
-    if isinstance(error, DeadlinePassed):
+    if isinstance(error, StoppedEarly):
         return "truncated"
     return "agent_error"
 
@@ -123,6 +147,7 @@ def conclude(
     *,
     turns: int,
     done: bool,
+    limit: str | None = None,
 ) -> TaskResult:
     """Put together what the agent and the gateway say about a task.
 
@@ -133,20 +158,55 @@ def conclude(
         account: the gateway's answer to `/end`, or why there is none.
         turns: turns that the agent has counted.
         done: True if the environment ended the task by itself.
+        limit: the agent's limit that ended its play.
     """
     error = None if failure is None else f"{type(failure).__name__}: {failure}"
-    metrics, reward = dict(result.metrics), result.reward
+    metrics, left_out = plain_metrics(result.metrics)
+    reward = result.reward
     outcome: OutcomeName = "completed" if failure is None else classify(failure)
     if isinstance(account, EndResponse):
         turns, metrics = account.turns, {**account.metrics, **metrics}
         if reward is None:
             reward = account.reward
+        early = account.outcome.kind == "truncated" or limit is not None or (result.reward is None and not done)
         if failure is None and account.outcome.kind == "failed":
             outcome, error = "environment_failed", account.outcome.reason
-        elif failure is None and (account.outcome.kind == "truncated" or (result.reward is None and not done)):
+        elif failure is None and early:
             outcome = "truncated"
     elif failure is None:
         outcome, error = "infrastructure", f"the end was not answered: {account}"
     if reward is not None and not math.isfinite(reward):
         outcome, error = "agent_error", f"the reward is {reward}"
-    return TaskResult(task_id, outcome, reward if outcome in REWARDED else None, turns, metrics, error)
+    notes = [note for note in (error, left_out) if note]
+    return TaskResult(
+        task_id, outcome, reward if outcome in REWARDED else None, turns, metrics, "; ".join(notes) if notes else None
+    )
+
+
+def result_of(name: str, returned: Any) -> AgentResult:
+    """What an agent returned, as a result; metrics are looked at in `conclude`.
+
+    Args:
+        name: the agent's, for the error.
+        returned: None, a real number of any library, or an `AgentResult`.
+
+    Raises:
+        TypeError: something else. A bare bool is refused, because `return ctx.done` is no reward.
+    """
+    if returned is None:
+        return AgentResult()
+    if isinstance(returned, AgentResult):
+        if not isinstance(returned.metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - an author's
+            raise TypeError(f"{name} returned metrics that are a {type(returned.metrics).__name__}, not a mapping")
+        reward = returned.reward
+        return AgentResult(None if reward is None else _reward(name, reward), returned.metrics)
+    if is_flag(returned):
+        raise TypeError(f"{name} returned a bool: return float(...) for a reward, or an AgentResult")
+    return AgentResult(_reward(name, returned))
+
+
+def _reward(name: str, value: Any) -> float:
+    try:
+        return real_number(value)
+    except TypeError as error:
+        raise TypeError(f"{name} returned {error}: return None, a float or an AgentResult") from None

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import TypeAlias
 
 from tide_sdk.agents import Agent, AgentResult
@@ -30,6 +31,8 @@ END_LIMIT_S = 30.0
 CANCELLED_START_LIMIT_S = 2.0
 """Seconds that a cancelled runner waits for a start under way, so that it can end that task."""
 
+_MAX_REASON = 2000
+
 OnStarted: TypeAlias = Callable[[StartResponse], "Awaitable[ModelEndpoint | None] | ModelEndpoint | None"]
 
 
@@ -41,11 +44,12 @@ async def run_task(
     *,
     on_started: OnStarted | None = None,
     reporter: FootprintReporter | None = None,
+    report_as: str | None = None,
 ) -> TaskResult:
     """Start a task, let the agent play it, and end it; every failure becomes the result's outcome.
 
-    The task is ended at the gateway in every case, within `END_LIMIT_S`, also when this call is cancelled (the
-    cancellation then goes on).
+    The task is ended at the gateway in every case, within `END_LIMIT_S`, and beside that the agent's clean-ups run;
+    also when this call is cancelled (the cancellation then goes on).
 
     Args:
         agent: who plays.
@@ -54,6 +58,7 @@ async def run_task(
         model: the model to play with.
         on_started: told the start; may return the endpoint that belongs to this task.
         reporter: where `ctx.report` goes.
+        report_as: the task's name there; None takes its id at the gateway.
     """
     info = StartInfo(dict(spec.task or {}), spec.seed, spec.split, spec.kind)
     try:
@@ -64,28 +69,81 @@ async def run_task(
         return TaskResult(None, "infrastructure" if outcome == "agent_error" else outcome, None, 0, error=str(error))
     ctx: AgentContext | None = None
     failure: BaseException | None = None
+    cancelled = False
     result = AgentResult()
+    deadline_s = spec.deadline_s if agent.deadline_s is None else min(spec.deadline_s, agent.deadline_s)
     try:
-        async with asyncio.timeout(spec.deadline_s) as deadline:
+        async with asyncio.timeout(deadline_s) as deadline:
             try:
                 endpoint = await _tell(on_started, started) or model
-                ctx = AgentContext(info, started, gateway, endpoint, reporter)
-                result = await agent(ctx)
+                ctx = AgentContext(
+                    info,
+                    started,
+                    gateway,
+                    endpoint,
+                    reporter,
+                    report_as=report_as,
+                    max_turns=agent.max_turns,
+                    sampling=agent.sampling,
+                )
+                result = await _play(agent, ctx)
             except TimeoutError as error:
                 if deadline.expired():
                     raise
                 raise RuntimeError(f"TimeoutError in the agent: {error}") from error
     except TimeoutError as error:
-        failure = DeadlinePassed(f"the task took longer than {spec.deadline_s} s")
+        failure = DeadlinePassed(f"the task took longer than {deadline_s} s")
         failure.__cause__ = error
     except Exception as error:  # noqa: BLE001 (the boundary: it becomes the outcome)
         failure = error
-    except BaseException:
-        await _end(gateway, started.task_id, "the agent was cancelled")
+    except BaseException as error:  # noqa: BLE001 (a cancellation: it goes on once the task is ended)
+        failure, cancelled = error, True
+    reason = "the agent was cancelled" if cancelled else _reason(ctx, failure)
+    account = await _close(gateway, started.task_id, reason, ctx, failure)
+    if cancelled and failure is not None:
+        raise failure
+    if ctx is None:
+        return conclude(started.task_id, failure, result, account, turns=0, done=False)
+    done = ctx.done and ctx.limit is None
+    ended = conclude(started.task_id, failure, result, account, turns=ctx.turn, done=done, limit=ctx.limit)
+    return replace(ended, cleanup_errors=tuple(ctx.cleanups.failures))
+
+
+async def _play(agent: Agent, ctx: AgentContext) -> AgentResult:
+    """The agent's result; what it raises that is no `Exception` is its bug, unless this task is being cancelled."""
+    try:
+        return await agent(ctx)
+    except Exception:
         raise
-    account = await _end(gateway, started.task_id, _reason(ctx, failure))
-    turns = 0 if ctx is None else ctx.turn
-    return conclude(started.task_id, failure, result, account, turns=turns, done=_done(ctx))
+    except BaseException as error:
+        task = asyncio.current_task()
+        asked = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+        if asked or isinstance(error, KeyboardInterrupt):
+            raise
+        # SystemExit would end the whole process, and with it everyone's tasks; a CancelledError that nobody asked for
+        # would end this task without a word.
+        raise RuntimeError(f"the agent raised {type(error).__name__}: {error}") from error
+
+
+async def _close(
+    gateway: GatewayClient, task_id: str, reason: str | None, ctx: AgentContext | None, failure: BaseException | None
+) -> EndResponse | TideError | TransportError:
+    """End the task at the gateway and, beside that, run the agent's clean-ups, in the task that entered them."""
+    ending = asyncio.create_task(_end(gateway, task_id, reason))
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        if ctx is not None:
+            await ctx.cleanups.run(failure)
+    except asyncio.CancelledError as error:
+        cancelled = error
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return ending.result()
 
 
 async def _start(gateway: GatewayClient, spec: TaskSpec) -> StartResponse:
@@ -115,14 +173,12 @@ async def _start(gateway: GatewayClient, spec: TaskSpec) -> StartResponse:
         raise
 
 
-def _done(ctx: AgentContext | None) -> bool:
-    return ctx is not None and ctx.done
-
-
 def _reason(ctx: AgentContext | None, failure: BaseException | None) -> str | None:
     if failure is not None:
-        return f"{classify(failure)}: {failure}"
-    return None if _done(ctx) else "the agent stopped before the end"
+        return f"{classify(failure)}: {failure}"[:_MAX_REASON]
+    if ctx is not None and ctx.limit is not None:
+        return f"truncated: the agent's limit, {ctx.limit}"
+    return None if ctx is not None and ctx.done else "the agent stopped before the end"
 
 
 async def _tell(on_started: OnStarted | None, started: StartResponse) -> ModelEndpoint | None:

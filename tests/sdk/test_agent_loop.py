@@ -85,7 +85,9 @@ OVERFLOW = (400, {"error": {"code": "context_length_exceeded", "message": "too l
     ("answer", "outcome", "reward", "words"),
     [
         (OVERFLOW, "context_overflow", 0.0, "too long"),
-        ((400, {"error": {"code": "x", "message": "bad tools"}}), "model_refused", 0.0, "bad tools"),
+        ((400, {"error": {"code": "x", "message": "bad tools"}}), "agent_error", None, "bad tools"),
+        ((400, {"error": {"code": "content_filter", "message": "not this"}}), "model_refused", 0.0, "not this"),
+        ((404, {"error": {"message": "no such model"}}), "infrastructure", None, "no such model"),
         ({"role": "assistant", "content": None, "refusal": "I will not"}, "model_refused", 0.0, "I will not"),
         ((410, {"detail": "dropped"}), "aborted", None, "dropped"),
         ((401, {"detail": "key"}), "infrastructure", None, "refuses the key"),

@@ -36,14 +36,42 @@ def test_an_agent_is_checked_and_found_by_name():
     ]:
         with pytest.raises(ValueError, match=words):
             load_agent(target)
-    with pytest.raises(TypeError, match="async def"):
-        agent(lambda ctx: None)
 
     async def two(ctx, other):
         pass
 
     with pytest.raises(TypeError, match="one argument"):
         agent(two)
+
+    def yields(ctx):
+        yield
+
+    for wrong, words in [(yields, "yields"), ("name", "a function"), (chat_agent, "a function")]:
+        with pytest.raises(TypeError, match=words):
+            agent(wrong)
+    for options in ({"max_turns": 0}, {"max_turns": True}, {"deadline_s": 0}, {"deadline_s": float("nan")}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            agent(**options)
+
+
+def test_the_decorator_takes_plain_and_async_functions_with_and_without_options():
+    @agent
+    def plain(ctx):
+        return None
+
+    @agent(max_turns=3, deadline_s=9, sampling={"temperature": 0.5}, name="mine")
+    async def limited(ctx):
+        return None
+
+    class Callable:
+        async def __call__(self, ctx):
+            return None
+
+    assert (plain.blocking, limited.blocking, agent(Callable()).blocking) == (True, False, False)
+    assert plain.name.startswith(f"{__name__}:")
+    assert (limited.name, limited.max_turns, limited.deadline_s, limited.sampling) == (
+        "mine", 3, 9, {"temperature": 0.5},
+    )  # fmt: skip
 
 
 def test_a_message_is_taken_without_its_empty_fields():

@@ -11,6 +11,7 @@ from tide_sdk import codec
 from tide_sdk.footprints import Footprint, FootprintReporter
 from tide_sdk.http import Disconnected
 from tide_sdk.http_parse import Response
+from tide_sdk.model_errors import ContextOverflow, ModelStopped
 
 
 class Router:
@@ -45,7 +46,11 @@ async def test_one_tick_is_one_batch_in_sequence():
         assert await asyncio.gather(*(report(reporter, turn=turn) for turn in range(5))) == [True] * 5
         assert await report(reporter, turn=5)
     first, second = [[Footprint.model_validate(item) for item in batch] for batch in router.batches]
-    assert [item.sequence for item in (*first, *second)] == [1, 2, 3, 4, 5, 6]
+    numbers = [item.sequence for item in (*first, *second)]
+    assert numbers == list(range(numbers[0], numbers[0] + 6))
+    later = FootprintReporter("http://r", http=Router())
+    await report(later)
+    assert later._http.batches[0][0]["sequence"] > numbers[-1], "a reporter that starts again goes on above"
     assert first[0].context_tokens == 7
     assert (reporter.num_sent, reporter.num_lost) == (6, 0)
 
@@ -87,6 +92,59 @@ async def test_a_silent_router_loses_reports_and_blocks_nobody():
     assert reporter.num_lost == 3
 
 
-def test_a_footprint_cannot_be_negative():
-    with pytest.raises(ValidationError):
-        Footprint(task="t", sequence=1, turn=0, prompt_tokens=-1, completion_tokens=0, context_tokens=0)
+@pytest.mark.parametrize(
+    "wrong", [{"prompt_tokens": -1}, {"cached_tokens": 3}, {"image_tokens": 3}, {"growth_tokens": -1}, {"sequence": 0}]
+)
+def test_a_footprint_is_made_of_numbers_that_can_be(wrong):
+    right = {"task": "t", "sequence": 1, "turn": 0, "prompt_tokens": 2, "completion_tokens": 0, "context_tokens": 0}
+    Footprint(**right)
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        Footprint(**right | wrong)
+
+
+async def test_what_the_router_refuses_of_a_batch_is_lost_and_the_rest_is_not(caplog):
+    class Picky(Router):
+        async def request(self, *arguments, **options):
+            await super().request(*arguments, **options)
+            second = self.batches[-1][1]
+            refused = [{"task": second["task"], "sequence": second["sequence"], "reason": "no such session"}]
+            return Response(200, {}, codec.dumps({"accepted": 1, "refused": refused}))
+
+    async with FootprintReporter("http://r", http=Picky()) as reporter:
+        assert await asyncio.gather(*(report(reporter, task) for task in "abc")) == [True, False, True]
+    assert (reporter.num_sent, reporter.num_lost) == (2, 1)
+    assert "no such session" in caplog.text
+
+
+async def test_a_held_report_goes_alone_and_keeps_no_other_waiting():
+    router = Router()
+    router.gate.clear()
+    reporter = FootprintReporter("http://r", http=router)
+    held = asyncio.create_task(reporter.report("t", 0, prompt_tokens=5, completion_tokens=2, hold=True))
+    await asyncio.sleep(0)
+    free = Router()
+    reporter._http = free
+    assert await report(reporter, "other")
+    assert not held.done()
+    router.gate.set()
+    assert await held
+    assert [len(batch) for batch in (*router.batches, *free.batches)] == [1, 1]
+    assert router.batches[0][0]["hold"] is True
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "failure"),
+    [(400, "context_length_exceeded", ContextOverflow), (410, "session_ended", ModelStopped)],
+)
+async def test_a_held_report_raises_what_a_call_would(status, code, failure):
+    answer = Response(status, {}, codec.dumps({"error": {"code": code, "message": "x"}}))
+    async with FootprintReporter("http://r", http=Router(answer)) as reporter:
+        with pytest.raises(failure):
+            await reporter.report("t", 0, prompt_tokens=5, completion_tokens=2, hold=True)
+
+
+async def test_a_held_report_is_repeated_with_its_sequence_until_it_is_answered(clock):
+    router = Router(Disconnected("x"), Response(503, {}, b""), Response(429, {}, b""))
+    async with FootprintReporter("http://r", http=router, sleep=clock.sleep) as reporter:
+        assert await reporter.report("t", 0, prompt_tokens=5, completion_tokens=2, hold=True)
+    assert (reporter.num_sent, reporter.num_lost, len(router.batches)) == (1, 0, 1)

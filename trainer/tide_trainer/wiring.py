@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -207,6 +208,7 @@ class _Boot:
         self._server = server
         self._peers = peers
         self._model = model
+        self._reporter_token = secrets.token_urlsafe(24)
         self._gateway_url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def gateway(self) -> GatewayClient:
@@ -234,7 +236,9 @@ class _Boot:
         argv = [sys.executable, "-m", "tide_trainer.router", "--control", str(self._server.path)]
         argv += ["--model-dir", str(self._model)]
         child = await self._processes.spawn("router", argv, announce=True, ready_timeout_s=_READY_S)
-        return RouterPort(await self._joined("router", joined, child), child.url)
+        port = RouterPort(await self._joined("router", joined, child), child.url)
+        await port.admit_reporters(self._reporter_token)
+        return port
 
     async def workers(self, name: str, entry: str, num: int) -> WorkerPool:
         """Agent worker processes for one agent."""
@@ -247,7 +251,7 @@ class _Boot:
             argv += ["--max-tasks", str(self._settings.agent.max_tasks_per_worker)]
             child = await self._processes.spawn(f"{name}-{index}", argv)
             channels.append(await self._joined(f"agent worker {name}-{index}", joined, child))
-        return WorkerPool(channels, "policy")
+        return WorkerPool(channels, "policy", self._reporter_token)
 
     async def _joined(self, name: str, joined: asyncio.Future[Channel], child: ChildProcess) -> Channel:
         """The channel that a process opens, unless it dies or is late."""

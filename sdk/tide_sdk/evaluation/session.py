@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 import time
@@ -156,13 +155,6 @@ class Watched:
     async def _play(self, ctx: AgentContext) -> AgentResult:
         try:
             return await self._agent(ctx)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RuntimeError(f"the agent raised {type(error).__name__}") from error
-        except SystemExit as error:
-            raise RuntimeError(f"the agent raised SystemExit: {error}") from error
         finally:
             self.messages = ctx.messages
 

@@ -39,7 +39,7 @@ class Router:
     async def drop_rank(self, rank):
         self.log.append(f"drop {rank}")
 
-    def grant(self, call, rank, version):
+    def grant(self, call, rank, version, final_tokens=None):
         self.log.append(f"grant {call} at {version}")
         self.granted.put_nowait(call)
 

@@ -37,7 +37,7 @@ def live(router):
         ("GET", "/sessions/other/v1/models", "key-of-s", 404, "session_not_found"),
         ("GET", CHAT, "key-of-s", 405, "method_not_allowed"),
         ("POST", "/sessions/s/v1/embeddings", "key-of-s", 404, "not_found"),
-        ("POST", "/footprints", "key-of-s", 401, "invalid_api_key"),
+        ("POST", "/footprints", "no-key", 401, "invalid_api_key"),
     ],
 )
 async def test_wrong_calls_are_told(method, path, key, status, code, live):
@@ -131,17 +131,3 @@ async def test_logprobs_are_those_of_the_sampled_ids(live):
     content = answer["choices"][0]["logprobs"]["content"]
     assert "".join(item["token"] for item in content) == "go left<|im_end|>"
     assert {item["logprob"] for item in content} == {-0.25}
-
-
-async def test_footprints_are_checked_and_counted_once(live):
-    live.control.reporters({"token": "the-reporters"})
-    report = {"task": "t", "sequence": 1, "turn": 0, "prompt_tokens": 5, "completion_tokens": 2, "context_tokens": 7}
-    reports = [report, report | {"sequence": 3, "turn": 1}, report | {"sequence": 2}]
-    for body, accepted in ((reports, 2), (reports, 0), ([report | {"task": "u"}], 1)):
-        status, data = await live.call("POST", "/footprints", body, key="the-reporters")
-        assert (status, json.loads(data)) == (200, {"accepted": accepted})
-    assert [(e["task"], e["sequence"]) for n, e in live.events if n == "footprint"] == [("t", 1), ("t", 3), ("u", 1)]
-    status, data = await live.call("POST", "/footprints", [report | {"turn": -1}], key="the-reporters")
-    assert (status, error_of(data)[1]) == (422, "turn")
-    status, data = await live.call("POST", "/footprints", {"footprints": []}, key="the-reporters")
-    assert status == 400

@@ -8,7 +8,7 @@
 | --- | --- |
 | run (event) | {session, api_key, spec, router_url, model, footprint_token?}; spec has the fields of `TaskSpec` |
 | abort (event) | {session}: the task is cancelled and ended at the gateway; no `done` follows |
-| stats (request) | {} -> {tasks, num_done, lag_max_s, cpu_s} |
+| stats (request) | {} -> {tasks, num_done, num_abandoned, lag_max_s, cpu_s}; abandoned: threads of a plain agent |
 
 Waits for: the engine (through the router's held calls) and environments. At most `--max-tasks` run at once, more wait
 in order. The process ends with its channel, or on SIGTERM; all its tasks are then ended at the gateway, in parallel.
@@ -23,7 +23,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -105,6 +105,7 @@ class AgentWorker:
         return {
             "tasks": len(self._tasks),
             "num_done": self.num_done,
+            "num_abandoned": self._agent.threads.num_abandoned,
             "lag_max_s": self.lag.take_max_s(),
             "cpu_s": time.process_time(),
         }
@@ -135,6 +136,7 @@ class AgentWorker:
                     self._endpoint(session, order),
                     on_started=lambda started: _started(channel, session, started),
                     reporter=self._reporter(order),
+                    report_as=session,
                 )
         except Exception as error:  # noqa: BLE001 - the boundary: a bad order or rollout is data, not a crash
             _LOG.exception("task %s could not be run", session)
@@ -145,19 +147,9 @@ class AgentWorker:
     def _watched(self, seen: _Seen) -> Agent:
         async def play(ctx: AgentContext) -> AgentResult:
             seen.context = ctx
-            try:
-                return await self._agent(ctx)
-            except Exception:
-                raise
-            except BaseException as error:
-                task = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # aborted, or its deadline passed
-                # SystemExit would end the whole process, and with it everyone's tasks; a CancelledError that nobody
-                # asked for would end this task without a word.
-                raise RuntimeError(f"the agent raised {type(error).__name__}: {error}") from error
+            return await self._agent(ctx)
 
-        return Agent(self._agent.name, play)
+        return replace(self._agent, function=play)
 
     def _endpoint(self, session: str, order: Mapping[str, Any]) -> ModelEndpoint:
         router_url, model = str(order["router_url"]).rstrip("/"), str(order["model"])
@@ -193,6 +185,7 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
         "turns": result.turns,
         "metrics": dict(result.metrics),
         "error": result.error,
+        "cleanup_errors": list(result.cleanup_errors),
         "messages": messages,
     }
     try:

@@ -49,9 +49,15 @@ class RouterPort:
         """Forgets an engine; its calls in flight are asked for again."""
         await self._channel.request("drop_rank", {"rank": str(rank)}, timeout_s=_TIMEOUT_S)
 
-    def grant(self, call: str, rank: RankId, version: int) -> None:
-        """Lets a held call go to a rank, which serves `version`."""
-        self._channel.notify("grant", {"call": call, "rank": str(rank), "version": version})
+    async def admit_reporters(self, token: str) -> None:
+        """Makes the router take footprints from who has the token."""
+        await self._channel.request("reporters", {"token": token}, timeout_s=_TIMEOUT_S)
+
+    def grant(self, call: str, rank: RankId, version: int, final_tokens: int | None = None) -> None:
+        """Lets a held call go to a rank, which serves `version`; its context is expected to get `final_tokens` long."""
+        self._channel.notify(
+            "grant", {"call": call, "rank": str(rank), "version": version, "final_tokens": final_tokens}
+        )
 
     def refuse(self, call: str, code: str, message: str) -> None:
         """Answers a held call with an error."""
@@ -64,11 +70,13 @@ class WorkerPool:
     Args:
         channels: one per worker.
         model: the model's name for agents.
+        reporter_token: what the workers' footprint reports are sent with, None if they send none.
     """
 
-    def __init__(self, channels: list[Channel], model: str) -> None:
+    def __init__(self, channels: list[Channel], model: str, reporter_token: str | None = None) -> None:
         self._channels = channels
         self._model = model
+        self._reporter_token = reporter_token
         self._done: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._started: Callable[[Mapping[str, Any]], None] | None = None
         self._load = dict.fromkeys(channels, 0)
@@ -103,6 +111,7 @@ class WorkerPool:
                     "spec": spec,
                     "router_url": router_url,
                     "model": self._model,
+                    "footprint_token": self._reporter_token,
                 },
             )
             return await done

@@ -4,6 +4,7 @@
                                  Grant  -> router.grant                                | agent loop
     router `call`  -> on_call    Pause  -> gateway /pause        (call waits)          |
     router `turn`  -> on_turn    Resume -> gateway /resume, then router.grant          v
+    `footprint` -> on_report                                                           |
     worker `done`  -> on_end  <- router.close (the captured tokens) <--- Trajectory ---+
 
 Waits for: calls (agent), turns (engine), ends (environment). A call that cannot be granted at once is paused at the
@@ -26,9 +27,10 @@ from tide_trainer.errors import RunFailed
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
+from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Refuse, Resume, SchedulerView
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
@@ -78,8 +80,15 @@ class SchedulerShell:
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        router.handle(
-            call=self._on_call, turn=self._on_turn, call_failed=self._on_call_over, call_cancelled=self._on_call_over
+        self._events = RouterEvents(
+            scheduler,
+            router,
+            self._tasks,
+            self._in_flight,
+            self._figures,
+            now,
+            self._wake,
+            self._unpause,
         )
         workers.handle(started=self._on_started)
 
@@ -209,7 +218,7 @@ class SchedulerShell:
             return
         task.call = None
         self._in_flight.begin(call, rank)
-        self._router.grant(call, rank, self.version)
+        self._router.grant(call, rank, self.version, self._scheduler.predicted_tokens(task.session))
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
         _LOG.warning("task %s is refused: %s", task.session, reason)
@@ -230,6 +239,9 @@ class SchedulerShell:
         if not task.result.done():
             task.result.set_result(to_trajectory(task, captured, done))
 
+    def _unpause(self, task: ShellTask) -> None:
+        self._spawn(self._control.resume(task))
+
     async def _resume(self, task: ShellTask, call: str | None, rank: RankId) -> None:
         await self._control.resume(task)
         self._grant(task, call, rank)
@@ -238,33 +250,6 @@ class SchedulerShell:
         task = self._tasks.get(event["session"])
         if task is not None and not task.task_id.done():
             task.task_id.set_result(event["task_id"])
-
-    def _on_call(self, event: Mapping[str, Any]) -> None:
-        task = self._tasks.get(event["session"])
-        if task is None:
-            self._router.refuse(event["call"], "session_closed", "the task is over")
-            return
-        task.call = event["call"]
-        if self._scheduler.phase(task.session) is Phase.GENERATING:
-            self._scheduler.on_abort(task.session, self._now())
-        with self._figures.measured():
-            self._scheduler.on_call(task.session, event["prompt_tokens"], event["max_new_tokens"], self._now())
-        self._wake()
-
-    def _on_turn(self, event: Mapping[str, Any]) -> None:
-        footprint = event["footprint"]
-        self._figures.add_turn(footprint)
-        self._in_flight.end(event["call"])
-        if event["session"] in self._tasks:
-            with self._figures.measured():
-                self._scheduler.on_turn(event["session"], footprint["context_tokens"], self._now())
-            self._wake()
-
-    def _on_call_over(self, event: Mapping[str, Any]) -> None:
-        self._in_flight.end(event["call"])
-        task = self._tasks.get(event["session"])
-        if task is not None and task.call == event["call"]:
-            task.call = None
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

@@ -138,8 +138,9 @@ def to_trajectory(task: ShellTask, captured: Mapping[str, Any] | None, done: Map
     )
     versions = [version for segment in segments for version in segment.versions if version >= 0]
     metrics = dict(done.get("metrics") or {})
-    if done.get("error"):
-        metrics["error"] = done["error"]
+    for name in ("error", "cleanup_errors"):
+        if done.get(name):
+            metrics[name] = done[name]
     return Trajectory(
         uid=task.uid,
         group=task.group,

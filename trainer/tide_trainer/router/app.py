@@ -11,13 +11,11 @@ import hashlib
 import hmac
 import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from tide_sdk import asgi, codec
 from tide_sdk.errors import TideError
-from tide_sdk.footprints import Footprint
 from tide_trainer.router.calls import Calls, Notify
 from tide_trainer.router.control import Control
 from tide_trainer.router.openai_wire import (
@@ -30,6 +28,7 @@ from tide_trainer.router.openai_wire import (
     write_stream,
 )
 from tide_trainer.router.renderer import Renderer
+from tide_trainer.router.reports import Reports
 from tide_trainer.router.state import Flight, Limits, Session
 
 _LOG = logging.getLogger(__name__)
@@ -39,8 +38,6 @@ _MODELS = "/v1/models"
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _RETRY_HEADER = b"x-stainless-retry-count"
-MAX_REPORTS = 4096
-MAX_REPORTED_TASKS = 65_536
 
 
 class RouterApp:
@@ -57,7 +54,7 @@ class RouterApp:
         self._model = model
         self._created = now_s()
         self._fresh = itertools.count()
-        self._reported: OrderedDict[str, int] = OrderedDict()
+        self._reports = Reports(control, calls, notify, limits)
         self.closing = False
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -168,7 +165,7 @@ class RouterApp:
             raise ApiError(401, "invalid_api_key", "send the session's api_key as a bearer token")
         return session
 
-    async def _answered(self, flight: Flight, receive: asgi.Receive) -> Answer:
+    async def _answered(self, flight: Flight, receive: asgi.Receive) -> Any:
         """The flight's answer; a client that goes away leaves it, and the last one to leave cancels it."""
         flight.num_waiting += 1
         gone = asyncio.create_task(_disconnected(receive))
@@ -189,24 +186,9 @@ class RouterApp:
 
     async def _footprints(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         given = _wanted_headers(scope).get(b"authorization", b"")
-        token = self._control.reporter_token
-        if not token or not hmac.compare_digest(given, b"Bearer " + token):
-            raise ApiError(401, "invalid_api_key", "send the reporters' token as a bearer token")
-        data = asgi.parse_json(await asgi.read_body(scope, receive, self._limits.max_body_bytes))
-        if not isinstance(data, list) or len(data) > MAX_REPORTS:
-            raise ApiError(400, "invalid_value", f"the body must be a list of at most {MAX_REPORTS} footprints")
-        reports = [asgi.validate(Footprint, item) for item in data]
-        accepted = 0
-        for report in reports:
-            if report.sequence <= self._reported.get(report.task, 0):
-                continue  # late or doubled
-            self._reported[report.task] = report.sequence
-            self._reported.move_to_end(report.task)
-            if len(self._reported) > MAX_REPORTED_TASKS:
-                self._reported.popitem(last=False)
-            self._notify("footprint", report.model_dump())
-            accepted += 1
-        await asgi.send_json(send, 200, codec.dumps({"accepted": accepted}), (_JSON,))
+        body = await asgi.read_body(scope, receive, self._limits.max_body_bytes)
+        told = await self._reports.answer(given, body, lambda flight: self._answered(flight, receive))
+        await asgi.send_json(send, 200, codec.dumps(told), (_JSON,))
 
 
 async def _disconnected(receive: asgi.Receive) -> None:

@@ -96,13 +96,47 @@ class Calls:
             session.used_s = time.monotonic()
             turn, sampling = self._plan(session, request)
             for attempt in range(MAX_ATTEMPTS):
-                number = str(next(self._ids))
+                number = self.number()
                 reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
                 if reply is not None:
                     return self._answer(session, turn, number, *reply)
             raise ApiError(
                 503, "engine_unavailable", f"{MAX_ATTEMPTS} ranks failed or refused this call", kind="server_error"
             )
+
+    def number(self) -> str:
+        """A new call's number."""
+        return str(next(self._ids))
+
+    async def hold(
+        self, session: Session, call: str, prompt_tokens: int, max_new_tokens: int, attempt: int = 0
+    ) -> Grant:
+        """Announce a call and wait for its grant. Raises ApiError where it is refused or waits too long."""
+        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._held[call] = future
+        try:
+            event = {
+                "session": session.name,
+                "call": call,
+                "turn": session.num_calls,
+                "attempt": attempt,
+                "prompt_tokens": prompt_tokens,
+                "max_new_tokens": max_new_tokens,
+            }
+            self._notify("call", event)
+            async with asyncio.timeout(self._limits.hold_timeout_s):
+                return await future
+        except TimeoutError:
+            message = f"no rank was granted within {self._limits.hold_timeout_s:g} s"
+            raise ApiError(503, "hold_timeout", message, kind="server_error") from None
+        finally:
+            self._held.pop(call, None)
+
+    def failed(self, about: dict[str, Any], grant: Grant | None, code: str, message: str, *, retrying: bool) -> None:
+        """Tell the main process that an announced call has failed."""
+        _LOG.warning("call %s of %s failed: %s: %s", about["call"], about["session"], code, message)
+        rank = grant.rank if grant is not None else None
+        self._notify("call_failed", about | {"rank": rank, "code": code, "message": message, "retrying": retrying})
 
     async def close(self) -> None:
         """Close the engines' clients."""
@@ -150,7 +184,7 @@ class Calls:
         about: dict[str, Any] = {"session": session.name, "call": number}
         grant: Grant | None = None
         try:
-            grant = await self._held_until_granted(session, turn, sampling, number, attempt)
+            grant = await self.hold(session, number, len(turn.prompt_ids), sampling.max_new_tokens, attempt)
             self.num_running += 1
             started_s = time.perf_counter()
             try:
@@ -175,41 +209,18 @@ class Calls:
             raise
         except ApiError as error:
             if error.code == "hold_timeout":
-                self._failed(about, grant, error.code, error.message, retrying=False)
+                self.failed(about, grant, error.code, error.message, retrying=False)
             raise
         except (EngineFailed, EngineRefused, WeightsDiffer, KeyError) as error:
             hopeless = isinstance(error, EngineRefused) and error.reason == "invalid"
             retrying = not hopeless and attempt + 1 < MAX_ATTEMPTS
-            self._failed(about, grant, "engine_failed", f"{type(error).__name__}: {error}", retrying=retrying)
+            self.failed(about, grant, "engine_failed", f"{type(error).__name__}: {error}", retrying=retrying)
             if hopeless:
                 raise ApiError(503, "engine_refused", str(error), kind="server_error") from error
             return None
         except Exception as error:
-            self._failed(about, grant, "internal", f"{type(error).__name__}: {error}", retrying=False)
+            self.failed(about, grant, "internal", f"{type(error).__name__}: {error}", retrying=False)
             raise
-
-    async def _held_until_granted(
-        self, session: Session, turn: PlannedTurn, sampling: types.Sampling, number: str, attempt: int
-    ) -> Grant:
-        future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._held[number] = future
-        try:
-            event = {
-                "session": session.name,
-                "call": number,
-                "turn": session.num_calls,
-                "attempt": attempt,
-                "prompt_tokens": len(turn.prompt_ids),
-                "max_new_tokens": sampling.max_new_tokens,
-            }
-            self._notify("call", event)
-            async with asyncio.timeout(self._limits.hold_timeout_s):
-                return await future
-        except TimeoutError:
-            message = f"no rank was granted within {self._limits.hold_timeout_s:g} s"
-            raise ApiError(503, "hold_timeout", message, kind="server_error") from None
-        finally:
-            self._held.pop(number, None)
 
     def _answer(
         self,
@@ -230,15 +241,17 @@ class Calls:
         session.prompt_tokens += prompt_tokens
         session.cached_tokens += completion.cached_tokens
         session.completion_tokens += completion_tokens
+        final_tokens, context_tokens = grant.final_tokens, prompt_tokens + completion_tokens
         footprint = {
             "task": session.name,
             "sequence": index + 1,
             "turn": index,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
-            "cached_tokens": completion.cached_tokens,
+            "cached_tokens": min(completion.cached_tokens, prompt_tokens),
             "image_tokens": 0,
-            "context_tokens": prompt_tokens + completion_tokens,
+            "context_tokens": context_tokens,
+            "growth_tokens": None if final_tokens is None else max(0, final_tokens - context_tokens),
         }
         event = {
             "session": session.name,
@@ -262,11 +275,6 @@ class Calls:
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
         )
-
-    def _failed(self, about: dict[str, Any], grant: Grant | None, code: str, message: str, *, retrying: bool) -> None:
-        _LOG.warning("call %s of %s failed: %s: %s", about["call"], about["session"], code, message)
-        rank = grant.rank if grant is not None else None
-        self._notify("call_failed", about | {"rank": rank, "code": code, "message": message, "retrying": retrying})
 
     def _take(self, call: str) -> asyncio.Future[Grant]:
         future = self._held.pop(call, None)

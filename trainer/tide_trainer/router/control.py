@@ -6,10 +6,10 @@
 | close | {session} -> {segments, num_calls, num_breaks, prompt_tokens, cached_tokens, completion_tokens} |
 | rank | {rank, url, token?} -> {} (a rank again with another URL replaces it) |
 | drop_rank | {rank} -> {} (its calls in flight fail and are asked again) |
-| grant | {call, rank, version?, priority?} -> {} |
+| grant | {call, rank, version?, priority?, final_tokens?} -> {} |
 | refuse | {call, code, message} -> {} |
 | reporters | {token} -> {} (the bearer token of `POST /footprints`; without one it answers 401) |
-| stats | {} -> {sessions, held, running, lag_max_s, cpu_s} |
+| stats | {} -> {sessions, held, running, reports: {accepted, stale, superseded, refused}, lag_max_s, cpu_s} |
 
 `open` is idempotent while the key is the same; `close` of an unknown session is the error `unknown_session`.
 """
@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -41,6 +42,11 @@ def make_engine_client(url: str, token: str | None) -> Engine:
     return EngineClient(url, token=token, max_in_flight=1024)
 
 
+def _digest(api_key: bytes) -> bytes:
+    """Keys are looked up by digest, so that the time of a look-up says nothing about them."""
+    return hashlib.sha256(api_key).digest()
+
+
 class Control:
     """The router's state, and the handlers of the main process's requests."""
 
@@ -59,6 +65,8 @@ class Control:
         self._lag_max_s = lag_max_s
         self._make_engine = make_engine
         self.reporter_token = b""
+        self.num_reports: dict[str, int] = dict.fromkeys(("accepted", "stale", "superseded", "refused"), 0)
+        self._by_key: dict[bytes, str] = {}
         self._urls: dict[str, str] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -101,12 +109,14 @@ class Control:
             capture=Capture(self._renderer),
             used_s=time.monotonic(),
         )
+        self._by_key[_digest(api_key)] = name
 
     def close(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Close a session and hand over what it captured; calls in flight are cancelled."""
         session = self.sessions.pop(str(data["session"]), None)
         if session is None:
             raise PeerError("unknown_session", f"session {data['session']!r} is not open")
+        self._by_key.pop(_digest(session.api_key), None)
         self._ended[session.name] = None
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -124,6 +134,10 @@ class Control:
     def ended(self, name: str) -> bool:
         """True if the session was closed lately."""
         return name in self._ended
+
+    def session_of(self, api_key: bytes) -> str | None:
+        """The name of the open session that has this key."""
+        return self._by_key.get(_digest(api_key))
 
     def reporters(self, data: Mapping[str, Any]) -> None:
         """Set the token of footprint reports."""
@@ -150,7 +164,13 @@ class Control:
 
     def grant(self, data: Mapping[str, Any]) -> None:
         """Release a held call to a rank."""
-        grant = Grant(str(data["rank"]), int(data.get("version", -1)), int(data.get("priority", 0)))
+        final = data.get("final_tokens")
+        grant = Grant(
+            str(data["rank"]),
+            int(data.get("version", -1)),
+            int(data.get("priority", 0)),
+            None if final is None else int(final),
+        )
         self._calls.grant(str(data["call"]), grant)
 
     def stats(self, _: Any) -> dict[str, Any]:
@@ -159,6 +179,7 @@ class Control:
             "sessions": len(self.sessions),
             "held": self._calls.num_held,
             "running": self._calls.num_running,
+            "reports": dict(self.num_reports),
             "lag_max_s": self._lag_max_s(),
             "cpu_s": time.process_time(),
         }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
+from tide_sdk.footprints import Footprint
 from tide_trainer import types
 from tide_trainer.router.openai_wire import Answer
 from tide_trainer.router.sessions import Capture
@@ -12,11 +14,15 @@ from tide_trainer.router.sessions import Capture
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The main process's word: run on this rank; `version` counts where the engine does not name its own."""
+    """The main process's word: run on this rank; `version` counts where the engine does not name its own.
+
+    `final_tokens` is how long the task's context is expected to get, None where that is not known.
+    """
 
     rank: str
     version: int = -1
     priority: int = 0
+    final_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Session:
-    """One task's session: its key, its defaults, what was captured, and the one call that may run."""
+    """One task's session: its key, its defaults, what was captured, and the one call that may run.
+
+    `reported` is the newest footprint that a loop with its own engine told, `passed` the sequence of the last held one
+    that was let go.
+    """
 
     name: str
     api_key: bytes
@@ -59,11 +69,13 @@ class Session:
     cached_tokens: int = 0
     completion_tokens: int = 0
     used_s: float = 0.0
+    reported: Footprint | None = None
+    passed: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Flight:
     """A call in flight and the number of HTTP requests that wait for it."""
 
-    task: asyncio.Task[Answer]
+    task: asyncio.Task[Any]
     num_waiting: int = 0

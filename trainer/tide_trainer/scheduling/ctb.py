@@ -19,6 +19,7 @@ from tide_trainer.scheduling.lifecycle import Lifecycle
 from tide_trainer.scheduling.plan import (
     Decision,
     Phase,
+    Report,
     SchedulerError,
     SchedulerFullError,
     SchedulerView,
@@ -144,14 +145,10 @@ class TaskScheduler:
                 f"task {task!r}: prompt_tokens {prompt_tokens} and max_new_tokens {max_new_tokens} must be at least 1"
             )
         found = self._in_phase(task, "on_call", Phase.ADMITTED, Phase.ACTING)
-        state, group = self._state, found.group
+        state = self._state
         state.release(found)
         if found.first_prompt_tokens == 0:
-            found.first_prompt_tokens = prompt_tokens
-            state.growth.observe_first_call(found.environment.name, prompt_tokens, max_new_tokens)
-            if group.prompt_tokens is None:
-                group.prompt_tokens = prompt_tokens
-            self._admission.release_siblings(group)
+            self._lifecycle.first_prompt(found, prompt_tokens, max_new_tokens)
         found.prompt_tokens, found.max_new_tokens = prompt_tokens, max_new_tokens
         found.waiting_since_s = now_s
         state.set_phase(found, Phase.HELD)
@@ -176,11 +173,26 @@ class TaskScheduler:
             self._state.set_phase(found, Phase.ACTING)
             self._state.charge(found, found.rank, context_tokens)
 
-    def on_abort(self, task: str, now_s: float) -> None:
-        """The call was aborted at the engine without an answer; the shell repeats it through `on_call`."""
-        found = self._in_phase(task, "on_abort", Phase.GENERATING)
-        self._state.set_phase(found, Phase.ACTING)
-        self._state.release(found)
+    def on_abort(self, task: str, now_s: float, context_tokens: int | None = None) -> None:
+        """The call is no more, whether it waited, was refused or was at the engine; another comes through `on_call`.
+
+        Args:
+            task: its id.
+            now_s: the time.
+            context_tokens: what the task holds although it has no call (its loop has its own engine); None: nothing.
+        """
+        found = self._in_phase(task, "on_abort", Phase.GENERATING, Phase.HELD, Phase.PAUSED, Phase.REFUSED)
+        self._lifecycle.abort(found, context_tokens)
+
+    def on_report(self, task: str, report: Report) -> None:
+        """The task's loop tells its footprint, or how long its context will get; in any phase."""
+        self._lifecycle.report(self._known(task), report)
+
+    def predicted_tokens(self, task: str) -> int | None:
+        """How long the task's context is expected to get, None where nothing is known."""
+        found = self._known(task)
+        said = found.final_tokens
+        return self._state.growth.known_final_tokens(found.environment.name) if said is None else said
 
     def on_end(self, task: str, now_s: float, *, completed: bool = True) -> None:
         """The task has ended, whatever its outcome; it counts for its group's completion.

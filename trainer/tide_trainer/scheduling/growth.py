@@ -47,8 +47,15 @@ class GrowthPredictor:
             prompt_tokens = round(prompt.value) if prompt else self._settings.prior(environment).prompt_tokens
         return prompt_tokens + self._max_new.get(environment, 0)
 
-    def projected_tokens(self, environment: str, tokens: int) -> int:
-        """A footprint of `tokens` with the configured share of its predicted growth."""
+    def known_final_tokens(self, environment: str) -> int | None:
+        """How long the contexts of an environment's tasks got, None before one has ended."""
+        final = self._final.get(environment)
+        return None if final is None else round(final.value)
+
+    def projected_tokens(self, environment: str, tokens: int, final_tokens: int | None = None) -> int:
+        """A footprint of `tokens` with the configured share of its growth to `final_tokens`, or to the mean if None."""
         final = self._final.get(environment)
         predicted = final.value if final else self._settings.prior(environment).final_tokens
+        if final_tokens is not None:
+            predicted = final_tokens
         return tokens + round(self._settings.growth_fraction * max(0.0, predicted - tokens))

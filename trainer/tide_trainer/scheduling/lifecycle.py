@@ -6,7 +6,7 @@ import heapq
 
 from tide_trainer.scheduling.admission import Admission
 from tide_trainer.scheduling.budget import TokenLedger
-from tide_trainer.scheduling.plan import Phase
+from tide_trainer.scheduling.plan import Phase, Report
 from tide_trainer.scheduling.serving import Serving
 from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
 from tide_trainer.types import RankId
@@ -62,6 +62,44 @@ class Lifecycle:
         else:
             task.rank.fresh.append(task)
             self._state.dirty[task.rank.rank] = None
+
+    def first_prompt(self, task: TaskState, prompt_tokens: int, max_new_tokens: int) -> None:
+        """The task's first prompt is measured: its environment's mean learns of it, and its siblings may start."""
+        state, group = self._state, task.group
+        task.first_prompt_tokens = prompt_tokens
+        state.growth.observe_first_call(task.environment.name, prompt_tokens, max_new_tokens)
+        if group.prompt_tokens is None:
+            group.prompt_tokens = prompt_tokens
+        self._admission.release_siblings(group)
+
+    def report(self, task: TaskState, report: Report) -> None:
+        """Takes what a task's loop says. While a call of it waits or runs, that call's tokens count."""
+        state = self._state
+        task.final_tokens = report.final_tokens
+        if report.context_tokens is not None and task.phase in (Phase.ADMITTED, Phase.ACTING):
+            if task.first_prompt_tokens == 0:
+                self.first_prompt(task, max(1, report.prompt_tokens), max(1, report.completion_tokens))
+            task.context_tokens = max(1, report.context_tokens)
+            state.set_phase(task, Phase.ACTING)
+            if task.rank is not None:
+                state.charge(task, task.rank, task.context_tokens)
+        elif task.rank is not None and task.entry.task in task.rank.live:
+            generating = task.phase is Phase.GENERATING
+            state.charge(task, task.rank, task.need_tokens if generating else task.context_tokens)
+
+    def abort(self, task: TaskState, context_tokens: int | None) -> None:
+        """The task's call is no more: it acts, and holds `context_tokens`, or nothing until its next call."""
+        state = self._state
+        self._stop(task)
+        task.wait += 1
+        task.starved = False
+        state.set_phase(task, Phase.ACTING)
+        state.release(task)
+        state.admission_dirty = True
+        if context_tokens is not None:
+            task.context_tokens = context_tokens
+            if task.rank is not None:
+                state.charge(task, task.rank, context_tokens)
 
     def leave(self, task: TaskState) -> None:
         """A task that was admitted gives back all that it holds."""

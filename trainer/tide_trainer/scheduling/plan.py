@@ -67,6 +67,23 @@ class TaskEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What a task's loop tells of itself, beside the calls that the scheduler sees.
+
+    Attributes:
+        context_tokens: its context now; None where the router measures it, so that nothing is counted twice.
+        prompt_tokens: the prompt of the turn that is reported.
+        completion_tokens: what the model wrote in it.
+        final_tokens: how long the context is expected to get; None takes the environment's mean.
+    """
+
+    context_tokens: int | None
+    prompt_tokens: int = 1
+    completion_tokens: int = 1
+    final_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """Start this new task (its environment and agent); it is meant for the rank."""
 

@@ -143,7 +143,7 @@ class Serving:
             return False
         if is_fresh or task.is_eval or task.starved or rank.num_active() == 0:
             return True
-        tokens = state.growth.projected_tokens(task.environment.name, task.need_tokens)
+        tokens = state.projected_tokens(task, task.need_tokens)
         added = rank.projected.marginal_tokens(tokens, group, shared)
         return rank.projected.usage_tokens + added <= rank.budget_tokens
 

@@ -88,6 +88,7 @@ class TaskState:
     max_new_tokens: int = 0
     context_tokens: int = 0
     first_prompt_tokens: int = 0
+    final_tokens: int | None = None
     waiting_since_s: float = 0.0
     starved: bool = False
     cold: bool = False
@@ -158,11 +159,15 @@ class SchedulerState:
             return 0
         return prompt
 
+    def projected_tokens(self, task: TaskState, tokens: int) -> int:
+        """A footprint of `tokens` with the configured share of the task's growth, as it said or as is usual."""
+        return self.growth.projected_tokens(task.environment.name, tokens, task.final_tokens)
+
     def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
         """The task's context holds `tokens` on the rank; its growth is projected afresh."""
         uid, group, shared = task.entry.task, task.group.uid, self.shared_tokens(task)
         rank.live.charge(uid, tokens, group, shared)
-        rank.projected.charge(uid, self.growth.projected_tokens(task.environment.name, tokens), group, shared)
+        rank.projected.charge(uid, self.projected_tokens(task, tokens), group, shared)
         self.dirty[rank.rank] = None
 
     def release(self, task: TaskState) -> None:
