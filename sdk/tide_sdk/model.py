@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from tide_sdk import codec
+from tide_sdk.errors import TideError
 from tide_sdk.http_connection import ConnectFailed, ProtocolFailed, QueueFull, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client

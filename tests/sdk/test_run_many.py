@@ -50,10 +50,10 @@ async def test_what_the_infrastructure_broke_is_tried_again_and_told_if_it_stays
     assert "HTTP 500" in result.error
 
 
-async def test_a_bad_agent_is_not_tried_again(play):
+async def test_a_wrong_request_is_not_made_again(play):
     with serving(lambda messages: 400) as model:
         (result,) = await play(model.url, attempts=3)
-        assert result.outcome == "model_refused"
+        assert result.outcome == "agent_error"
         assert len(model.bodies) == 1
 
 
