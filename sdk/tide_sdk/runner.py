@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 from tide_sdk.agents import Agent, AgentResult
 from tide_sdk.client import GatewayClient
@@ -22,6 +21,7 @@ from tide_sdk.footprints import FootprintReporter
 from tide_sdk.http_connection import TransportError
 from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import DeadlinePassed, TaskResult, TaskSpec, classify, conclude
+from tide_sdk.pool import each
 from tide_sdk.wire import EndResponse, StartResponse
 
 _log = logging.getLogger("tide_sdk.runner")
@@ -233,55 +233,11 @@ async def run_tasks(
     Raises:
         ValueError: a concurrency below 1.
     """
-    if concurrency < 1:
-        raise ValueError("concurrency must be at least 1")
-    numbered = enumerate(specs)
     results: dict[int, TaskResult] = {}
 
-    async def work() -> None:
-        for number, spec in numbered:
-            results[number] = await run_task(agent, spec, gateway, model)
+    async def one(numbered: tuple[int, TaskSpec]) -> None:
+        number, spec = numbered
+        results[number] = await run_task(agent, spec, gateway, model)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
+    await each(enumerate(specs), one, concurrency=concurrency)
     return [results[number] for number in sorted(results)]
-
-
-def run(
-    agent: Agent,
-    *,
-    environment: str,
-    gateway: str,
-    model: ModelEndpoint,
-    tasks: Sequence[Mapping[str, Any]] = ({},),
-    seeds: Sequence[int] = (0,),
-    token: str | None = None,
-    kind: Literal["train", "eval"] = "eval",
-    concurrency: int = 8,
-) -> list[TaskResult]:
-    """Play every task with every seed, without a trainer; blocks until all are over.
-
-    Args:
-        agent: who plays.
-        environment: the environment's name at the gateway.
-        gateway: URL of a gateway or of an environment server.
-        model: any OpenAI-compatible server; closed afterwards.
-        tasks: parameters for the environment.
-        seeds: episode seeds.
-        token: the gateway's token.
-        kind: train or eval.
-        concurrency: tasks at once.
-    """
-    name = f"run-{secrets.token_hex(6)}"
-    pairs = [(task, seed) for task in tasks for seed in seeds]
-    specs = [
-        TaskSpec(environment, f"{name}/{number}", task=task, seed=seed, kind=kind)
-        for number, (task, seed) in enumerate(pairs)
-    ]
-
-    async def play() -> list[TaskResult]:
-        async with GatewayClient(gateway, token=token, references=True) as client, model:
-            return await run_tasks(agent, specs, client, model, concurrency=concurrency)
-
-    return asyncio.run(play())

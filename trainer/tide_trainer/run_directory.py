@@ -44,11 +44,6 @@ class RunDirectory:
         return self.path / "trajectories"
 
     @property
-    def images(self) -> Path:
-        """Images that the model saw, named by the SHA-256 of their bytes."""
-        return self.path / "images"
-
-    @property
     def model(self) -> Path:
         """The model that the run starts from, where the run made it."""
         return self.path / "model"

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.backends.engine_process import EngineProcess
@@ -22,7 +22,7 @@ from tide_trainer.loop.parity import parity_image
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
 from tide_trainer.loop.recorder import recorder_of
-from tide_trainer.loop.rollout import Rollout
+from tide_trainer.loop.rollout import Rollout, TaskRunner
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
 from tide_trainer.loop.train import Parts, TrainLoop
@@ -39,6 +39,7 @@ from tide_trainer.types import EngineInfo, RankId, Role
 from tide_trainer.usage import Usage, part_of, usage
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 NEEDED = frozenset({"gateway", "router", "agents"})
 """Parts whose processes the run cannot miss and does not start anew."""
 DEATH_SEEN_S = 1.0
@@ -109,7 +110,19 @@ class Wired:
 
     async def run(self, *, only_warm_start: bool) -> str:
         """The whole run; returns why it ended. The first part that fails for good ends it."""
-        work = asyncio.create_task(self._phases(only_warm_start), name="phases")
+        return await self._guarded(self._phases(only_warm_start))
+
+    async def evaluate(self, work: Callable[[TaskRunner], Coroutine[Any, Any, T]]) -> T:
+        """Awaits the engines, which hold the model folder's weights, and gives `work` what runs tasks on them."""
+
+        async def on_engines() -> T:
+            await self._engines_ready()
+            return await work(self._shell)
+
+        return await self._guarded(on_engines())
+
+    async def _guarded(self, phases: Coroutine[Any, Any, T]) -> T:
+        work = asyncio.create_task(phases, name="phases")
         try:
             await asyncio.wait((work, self._shell.failed), return_when=asyncio.FIRST_COMPLETED)
             if not work.done() or work.exception() is not None:
@@ -137,6 +150,7 @@ class Wired:
             sequences = supervised_sequences(self._renderer, conversations)
             self._record("phase", phase="booting")
         await self._engines_ready()
+        await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
         if warm:
             self._record("phase", phase="warm start")
             await WarmStart(self._backend, self._sync, self._shell, self._settings, self._record).run(sequences)
@@ -160,7 +174,6 @@ class Wired:
             await self._router.add_rank(info.rank, info.url, engine.token)
             self._shell.add_rank(info)
             self._keep_watching(self._watch(engine), str(info.rank))
-        await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
 
     def _keep_watching(self, watch: Coroutine[Any, Any, None], name: str) -> None:
         """Runs a watch beside the run; one that breaks ends the run, for nobody would look any more."""
