@@ -18,7 +18,6 @@ from typing import Any
 
 from tide_trainer.loop.flight import CallsInFlight
 from tide_trainer.loop.ports import RouterPort
-from tide_trainer.loop.recorder import TrajectoryRecorder
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask
 from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.plan import Phase, Report
@@ -38,7 +37,6 @@ class RouterEvents:
         now: a monotonic clock in seconds.
         wake: has the scheduler plan soon.
         unpause: resumes a task at the gateway whose waiting call is gone.
-        recorder: hears the events of recorded tasks too.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class RouterEvents:
         now: Callable[[], float],
         wake: Callable[[], None],
         unpause: Callable[[ShellTask], None],
-        recorder: TrajectoryRecorder,
     ) -> None:
         self._scheduler = scheduler
         self._router = router
@@ -61,15 +58,17 @@ class RouterEvents:
         self._now = now
         self._wake = wake
         self._unpause = unpause
-        heard = recorder.tapped(
-            call=self._on_call,
-            turn=self._on_turn,
-            passed=self._on_passed,
-            footprint=self._on_footprint,
-            call_failed=self._on_call_over,
-            call_cancelled=self._on_call_over,
-        )
-        router.handle(**heard)
+
+    def handlers(self) -> dict[str, Callable[[Any], None]]:
+        """By name of event."""
+        return {
+            "call": self._on_call,
+            "turn": self._on_turn,
+            "passed": self._on_passed,
+            "footprint": self._on_footprint,
+            "call_failed": self._on_call_over,
+            "call_cancelled": self._on_call_over,
+        }
 
     def _on_call(self, event: Mapping[str, Any]) -> None:
         task = self._tasks.get(event["session"])

@@ -85,7 +85,7 @@ class SchedulerShell:
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._events = RouterEvents(
+        events = RouterEvents(
             scheduler,
             router,
             self._tasks,
@@ -94,8 +94,8 @@ class SchedulerShell:
             now,
             self._wake,
             self._unpause,
-            recorder,
         )
+        router.handle(**recorder.tapped(**events.handlers()))
         workers.handle(started=self._on_started)
 
     async def run(
