@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tide_sdk.agents import Agent, AgentResult
@@ -30,8 +30,6 @@ END_LIMIT_S = 30.0
 
 CANCELLED_START_LIMIT_S = 2.0
 """Seconds that a cancelled runner waits for a start under way, so that it can end that task."""
-
-_MAX_REASON = 2000
 
 OnStarted: TypeAlias = Callable[[StartResponse], "Awaitable[ModelEndpoint | None] | ModelEndpoint | None"]
 
@@ -67,46 +65,59 @@ async def run_task(
         outcome = classify(error)
         # Before the first turn there is no agent yet that could be at fault.
         return TaskResult(None, "infrastructure" if outcome == "agent_error" else outcome, None, 0, error=str(error))
-    ctx: AgentContext | None = None
-    failure: BaseException | None = None
-    cancelled = False
-    result = AgentResult()
     deadline_s = spec.deadline_s if agent.deadline_s is None else min(spec.deadline_s, agent.deadline_s)
+
+    async def make_context() -> AgentContext:
+        endpoint = await _tell(on_started, started) or model
+        return AgentContext(
+            *(info, started, gateway, endpoint, reporter),
+            report_as=report_as,
+            max_turns=agent.max_turns,
+            sampling=agent.sampling,
+        )
+
+    played = await _played(agent, make_context, deadline_s)
+    ctx, failure = played.ctx, played.failure
+    account = await _close(gateway, started.task_id, _reason(played), ctx, failure)
+    if played.cancelled and failure is not None:
+        raise failure
+    if ctx is None:
+        return conclude(started.task_id, failure, played.result, account, turns=0, done=False)
+    done = ctx.done and ctx.limit is None
+    ended = conclude(started.task_id, failure, played.result, account, turns=ctx.turn, done=done, limit=ctx.limit)
+    return replace(ended, cleanup_errors=tuple(ctx.cleanups.failures))
+
+
+@dataclass(slots=True)
+class _Played:
+    """What came of an agent's play; `cancelled`: the runner itself is to stop, with the failure."""
+
+    ctx: AgentContext | None = None
+    result: AgentResult = field(default_factory=AgentResult)
+    failure: BaseException | None = None
+    cancelled: bool = False
+
+
+async def _played(agent: Agent, make_context: Callable[[], Awaitable[AgentContext]], deadline_s: float) -> _Played:
+    """Let the agent play within its deadline; nothing is raised."""
+    played = _Played()
     try:
         async with asyncio.timeout(deadline_s) as deadline:
             try:
-                endpoint = await _tell(on_started, started) or model
-                ctx = AgentContext(
-                    info,
-                    started,
-                    gateway,
-                    endpoint,
-                    reporter,
-                    report_as=report_as,
-                    max_turns=agent.max_turns,
-                    sampling=agent.sampling,
-                )
-                result = await _play(agent, ctx)
+                played.ctx = await make_context()
+                played.result = await _play(agent, played.ctx)
             except TimeoutError as error:
                 if deadline.expired():
                     raise
                 raise RuntimeError(f"TimeoutError in the agent: {error}") from error
     except TimeoutError as error:
-        failure = DeadlinePassed(f"the task took longer than {deadline_s} s")
-        failure.__cause__ = error
+        played.failure = DeadlinePassed(f"the task took longer than {deadline_s} s")
+        played.failure.__cause__ = error
     except Exception as error:  # noqa: BLE001 (the boundary: it becomes the outcome)
-        failure = error
+        played.failure = error
     except BaseException as error:  # noqa: BLE001 (a cancellation: it goes on once the task is ended)
-        failure, cancelled = error, True
-    reason = "the agent was cancelled" if cancelled else _reason(ctx, failure)
-    account = await _close(gateway, started.task_id, reason, ctx, failure)
-    if cancelled and failure is not None:
-        raise failure
-    if ctx is None:
-        return conclude(started.task_id, failure, result, account, turns=0, done=False)
-    done = ctx.done and ctx.limit is None
-    ended = conclude(started.task_id, failure, result, account, turns=ctx.turn, done=done, limit=ctx.limit)
-    return replace(ended, cleanup_errors=tuple(ctx.cleanups.failures))
+        played.failure, played.cancelled = error, True
+    return played
 
 
 async def _play(agent: Agent, ctx: AgentContext) -> AgentResult:
@@ -173,9 +184,12 @@ async def _start(gateway: GatewayClient, spec: TaskSpec) -> StartResponse:
         raise
 
 
-def _reason(ctx: AgentContext | None, failure: BaseException | None) -> str | None:
+def _reason(played: _Played) -> str | None:
+    ctx, failure = played.ctx, played.failure
+    if played.cancelled:
+        return "the agent was cancelled"
     if failure is not None:
-        return f"{classify(failure)}: {failure}"[:_MAX_REASON]
+        return f"{classify(failure)}: {failure}"
     if ctx is not None and ctx.limit is not None:
         return f"truncated: the agent's limit, {ctx.limit}"
     return None if ctx is not None and ctx.done else "the agent stopped before the end"

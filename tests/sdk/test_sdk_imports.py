@@ -21,19 +21,23 @@ MEASURE = (
     "import json, sys, time; t = time.process_time(); {}; "
     "print(json.dumps([time.process_time() - t, sorted(sys.modules)]))"
 )
+HEAVY = {"asyncio", "gymnasium", "httpx", "mcp", "openai", "PIL", "pydantic", "uvicorn"}
+TRIES = 3
+"""The least CPU of several fresh interpreters counts: what else the machine does can only add to it."""
 
 
-def test_the_import_is_cheap_and_loads_nothing_heavy():
-    cpu_s, modules = fresh(MEASURE.format("import tide_sdk"))
-    assert cpu_s < 0.2
-    assert not {"httpx", "pydantic", "uvicorn", "asyncio"} & set(modules)
+@pytest.mark.parametrize("code", ["import tide_sdk", "from tide_sdk import Agent, AgentResult, agent, chat_agent"])
+def test_the_import_is_cheap_and_loads_nothing_heavy(code):
+    tries = [fresh(MEASURE.format(code)) for _ in range(TRIES)]
+    assert min(cpu_s for cpu_s, _ in tries) < 0.2
+    assert not HEAVY & set(tries[0][1])
 
 
 def test_httpx_and_uvicorn_are_not_loaded_for_a_client_or_an_environment():
     _, modules = fresh(
         MEASURE.format("from tide_sdk import *; GatewayClient('http://a'); ModelEndpoint('http://a/v1')")
     )
-    assert not {"httpx", "uvicorn"} & set(modules)
+    assert not (HEAVY - {"asyncio", "pydantic"}) & set(modules)
 
 
 @pytest.mark.parametrize("name", tide_sdk.__all__)

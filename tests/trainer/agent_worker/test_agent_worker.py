@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from played_world import PlayedWorld
 
-from tide_sdk import asgi, codec
 from tide_trainer.channel import Channel, serve_channel
 from tide_trainer.cluster.local import LocalProcesses
 from tide_trainer.loop_lag import BLOCKED_EXIT_CODE
@@ -47,56 +45,15 @@ AGENTS = textwrap.dedent("""
         if how == "wait":
             await asyncio.sleep(600)
         await chat_agent.function(ctx)
+
+    @agent
+    def plain(ctx):
+        if ctx.task.task.get("how") == "hang":
+            time.sleep(600)
+        while not ctx.done:
+            ctx.step("go")
+            ctx.report(prompt_tokens=5, completion_tokens=1, growth_tokens=9)
 """)
-CLOCKS = {
-    name: {"limit_s": 9, "consumed_s": 0, "remaining_s": 9} for name in ("start", "idle", "turn", "active", "end")
-}
-LIMITS = dict.fromkeys(CLOCKS, 9)
-
-
-class World:
-    """Gateway and router behind one port: three turns to a task, reward 1."""
-
-    def __init__(self) -> None:
-        self.started: list[dict[str, Any]] = []
-        self.ended: list[dict[str, Any]] = []
-        self.generated: list[tuple[str, str]] = []
-        self.silent: asyncio.Event | None = None
-
-    async def __call__(self, scope, receive, send) -> None:
-        path = scope["path"]
-        body = asgi.parse_json(await asgi.read_body(scope, receive, 1 << 20))
-        if self.silent is not None:
-            await self.silent.wait()
-        if path == "/start":
-            self.started.append(body)
-            answer = {"task_id": f"t-{body['key']}", "turn": 0, "messages": [{"role": "user", "content": "you"}]}
-            answer |= {"tools": [], "limits": LIMITS, "clocks": CLOCKS}
-        elif path == "/observation":
-            turn = body["turn"] + 1
-            answer = {"turn": turn, "messages": [{"role": "user", "content": "yes"}], "reward": 0.0, "info": {}}
-            answer |= {"terminated": turn == 3, "truncated": False, "clocks": CLOCKS}
-        elif path == "/end":
-            self.ended.append(body)
-            answer = {"reward": 1.0, "metrics": {"steps": 3}, "turns": 3, "clocks": CLOCKS}
-            answer |= {"outcome": {"kind": "completed"}}
-        else:
-            key = dict(scope["headers"])[b"authorization"].decode()
-            self.generated.append((path, key))
-            message = {"role": "assistant", "content": "go"}
-            answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": {}}
-        await asgi.send_json(send, 201 if path == "/start" else 200, codec.dumps(answer))
-
-    async def start(self) -> str:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.bind(("127.0.0.1", 0))
-        self.server = uvicorn.Server(uvicorn.Config(self, lifespan="off", log_level="warning", ws="none"))
-        self.task = asyncio.create_task(self.server._serve([listener]))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    async def stop(self) -> None:
-        self.server.should_exit = True
-        await self.task
 
 
 class Main:
@@ -104,7 +61,7 @@ class Main:
 
     def __init__(self, tmp_path: Path) -> None:
         self.processes = LocalProcesses(tmp_path / "logs")
-        self.world = World()
+        self.world = PlayedWorld()
         self.folder = tmp_path
         self.connected: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self.started: dict[str, str] = {}
@@ -127,8 +84,10 @@ class Main:
         self.connected.set_result(channel)
 
     def run(self, session: str, how: str | None = None, **spec: Any) -> None:
+        """Order a task, with the reporters' token."""
         order = {"environment": "e", "key": f"k-{session}", "task": {"how": how}, "seed": 1, "kind": "train"} | spec
         more = {"api_key": f"key-{session}", "router_url": self.url, "model": "policy"}
+        more["footprint_token"] = "reporters"
         self.channel.notify("run", {"session": session, "spec": order} | more)
 
     async def next_done(self) -> dict[str, Any]:
@@ -164,6 +123,31 @@ async def test_a_task_is_played_and_reported_once(main):
     assert main.started == {"run.g.0": "t-k-run.g.0"}
     assert set(main.world.generated) == {("/sessions/run.g.0/v1/chat/completions", "Bearer key-run.g.0")}
     assert main.world.started[0]["seed"] == 1
+
+
+async def test_a_plain_agent_plays_and_reports_under_its_sessions_name(main):
+    await main.start("--agent", "my_agents:plain")
+    main.run("run.g.0")
+    account = await main.next_done()
+    assert (account["outcome"], account["turns"], account["error"]) == ("completed", 3, None)
+    keys, reports = zip(*main.world.reports, strict=True)
+    assert set(keys) == {"Bearer reporters"}
+    assert [(one["task"], one["turn"], one["growth_tokens"], one["hold"]) for one in reports] == [
+        ("run.g.0", turn, 9, True) for turn in (1, 2, 3)
+    ]
+    sequences = [one["sequence"] for one in reports]
+    assert sequences == sorted(set(sequences))
+
+
+async def test_a_plain_agent_that_blocks_for_ever_keeps_neither_its_loop_nor_the_worker(main):
+    await main.start("--agent", "my_agents:plain", "--max-block-s", "6")
+    main.run("hang", "hang")
+    await until(lambda: main.started)
+    main.run("next")
+    assert (await main.next_done())["session"] == "next"
+    os.kill(main.child.pid, signal.SIGTERM)
+    assert await asyncio.wait_for(main.child.wait_dead(), 20) == 1
+    assert [body["task_id"] for body in main.world.ended] == ["t-k-next", "t-k-hang"]
 
 
 async def test_bad_agents_are_data_and_harm_no_other(main):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,9 @@ class Channel:
         data = {"call": call, "rank": str(rank), "version": version, "final_tokens": final_tokens}
         asyncio.get_running_loop().call_soon(self._tell, data)
 
+    def refuse(self, call, code, message):
+        self.control.handlers()["refuse"]({"call": call, "code": code, "message": message})
+
     def _tell(self, data):
         with contextlib.suppress(PeerError):  # a grant that crossed with the call's end
             self.control.grant(data)
@@ -97,10 +101,14 @@ class Workers:
 
 
 class Gateway:
-    async def pause(self, task_id, epoch):
-        await asyncio.sleep(0)
+    def __init__(self):
+        self.log = []
 
-    resume = pause
+    async def pause(self, task_id, epoch):
+        self.log.append(f"pause {task_id} {epoch}")
+
+    async def resume(self, task_id, epoch):
+        self.log.append(f"resume {task_id} {epoch}")
 
 
 class World:
@@ -113,8 +121,9 @@ class World:
         ctb = whole.scheduler.model_copy(update=changes | {"budget_fraction": 1.0})
         self.channel = Channel(renderer)
         self.scheduler = TaskScheduler(ctb)
+        self.gateway = Gateway()
         self.shell = SchedulerShell(
-            self.scheduler, self.channel, Workers(), Gateway(), whole.model_copy(update={"scheduler": ctb}), "run"
+            self.scheduler, self.channel, Workers(), self.gateway, whole.model_copy(update={"scheduler": ctb}), "run"
         )
         self.shell.add_rank(EngineInfo(RANK, "http://engine", budget_tokens, 1, 100))
         self.sequences = dict.fromkeys(TASKS, 0)
@@ -203,18 +212,66 @@ def test_the_ledger_is_that_of_the_newest_report_of_each_task(renderers, actions
     asyncio.run(play())
 
 
-async def test_a_held_report_that_does_not_fit_is_paused_until_there_is_room(renderers):
-    world = World(renderers["chatml"], 150)
+@pytest.fixture
+async def world(renderers):
+    """Made with its rank's budget; two tasks run."""
+    made = []
+
+    async def make(budget_tokens):
+        made.append(World(renderers["chatml"], budget_tokens))
+        await made[0].begin()
+        return made[0]
+
+    yield make
+    await made[0].close()
+
+
+async def test_a_held_report_that_does_not_fit_is_paused_until_there_is_room(world):
+    world = await world(150)
     first, second = TASKS
-    try:
-        await world.begin()
-        await world.act("report", first, 3)
-        await world.act("hold", second, 5)
-        assert world.scheduler.phase(second) is Phase.PAUSED
-        assert not world.calls[-1][1].done()
-        await world.act("report", first, 4)
-        await world.finish()
-        assert world.scheduler.view().ranks[0].usage_tokens == 1 + 63
-        assert world.shell.figures().num_pauses == world.shell.figures().num_resumes == 1
-    finally:
-        await world.close()
+    await world.act("report", first, 3)
+    await world.act("hold", second, 5)
+    assert world.scheduler.phase(second) is Phase.PAUSED
+    assert not world.calls[-1][1].done()
+    await world.act("report", first, 4)
+    await world.finish()
+    assert world.scheduler.view().ranks[0].usage_tokens == 1 + 63
+    assert world.gateway.log == [f"pause {second} 1", f"resume {second} 2"]
+
+
+async def test_a_waiting_call_that_is_gone_frees_its_task_and_its_repetition_is_served(world):
+    world = await world(1000)
+    await world.act("gate", "", 0)
+    for what in ("call", "hold"):
+        await world.act(what, TASKS[0], 1)
+        assert world.scheduler.phase(TASKS[0]) is Phase.PAUSED
+        world.calls.pop()[1].cancel()
+        await world.settle()
+        assert world.scheduler.phase(TASKS[0]) is Phase.ACTING
+    assert [entry.split()[0] for entry in world.gateway.log] == ["pause", "resume"] * 2, "nobody else would resume it"
+    assert world.scheduler.view().ranks[0].usage_tokens == CONTEXTS[0], "the loop goes on, and its context with it"
+    await world.act("call", TASKS[0], 2)
+    await world.finish()
+    assert world.calls[-1][1].result() == 200
+
+
+async def test_a_refused_task_that_shortens_its_context_is_served(world):
+    world = await world(80)
+    await world.act("hold", TASKS[0], 3)
+    assert world.calls.pop()[1].result() == 400
+    assert world.scheduler.phase(TASKS[0]) is Phase.REFUSED
+    await world.act("hold", TASKS[0], 4)
+    await world.finish()
+
+
+async def test_reports_of_a_task_that_is_over_change_nothing(world):
+    world = await world(1000)
+    await world.act("report", TASKS[0], 1)
+    assert world.scheduler.view().ranks[0].usage_tokens == CONTEXTS[0]
+    late = dict(world.channel.events)["footprint"]
+    world.running[0].cancel()
+    await world.settle()
+    world.channel.notify("footprint", late)
+    await world.act("hold", TASKS[0], 2)
+    assert world.calls[-1][1].result() == 410
+    assert world.scheduler.view().ranks[0].usage_tokens == 0

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import Admit, Grant, Pause, Phase, Refuse, Resume, TaskEntry
+from tide_trainer.scheduling.plan import Admit, Grant, Pause, Phase, Refuse, Report, Resume, TaskEntry
 from tide_trainer.scheduling.settings import CtbSettings, FootprintPrior
 from tide_trainer.types import RankId
 
-BUDGET = 300
-PICK = st.integers(0, 10**6)
+BUDGET, PICK = 300, st.integers(0, 10**6)
 
 
 def chosen(options: list, pick: int):
@@ -71,9 +70,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def others_tokens(self, rank: RankId, but: str) -> int:
         """Live tokens of the rank's other tasks; a group's first prompt counts once if it is shared (block size 1)."""
-        there = {
-            t: s for t, s in self.tasks.items() if s.rank == rank and t != but and s.phase in ("generating", "acting")
-        }
+        active = {t: s for t, s in self.tasks.items() if s.tokens and s.phase in ("generating", "acting")}
+        there = {t: s for t, s in active.items() if s.rank == rank and t != but}
         total = sum(seen.tokens for seen in there.values())
         if self.share:
             groups = [task.split("/")[0] for task in (*there, but)]
@@ -135,6 +133,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         seen.tokens = seen.prompt + max(1, round(share * (seen.need - seen.prompt)))
         seen.phase = "acting"
         self.scheduler.on_turn(task, seen.tokens, self.now_s)
+        self.decide()
+
+    @precondition(lambda self: self.in_phase("generating", "paused", "refused"))
+    @rule(pick=PICK)
+    def abort(self, pick: int) -> None:
+        task = chosen(self.in_phase("generating", "paused", "refused"), pick)
+        self.scheduler.on_abort(task, self.now_s)
+        self.tasks[task].phase, self.tasks[task].tokens = "acting", 0
+        self.decide()
+
+    @precondition(lambda self: self.tasks)
+    @rule(pick=PICK, more=st.integers(0, 40), final=st.sampled_from([None, 0, 100, 10**6]), measured=st.booleans())
+    def report(self, pick: int, more: int, final: int | None, measured: bool) -> None:
+        task = chosen(sorted(self.tasks), pick)
+        first, seen = self.prompt_of(task.split("/")[0]), self.tasks[task]
+        self.scheduler.on_report(task, Report(None if measured else first + more, first, more, final))
+        if not measured and seen.phase in ("admitted", "acting"):
+            seen.phase, seen.tokens = "acting", first + more
         self.decide()
 
     @precondition(lambda self: self.in_phase("admitted", "generating", "acting", "paused", "refused"))
@@ -258,6 +274,10 @@ def test_long_random_runs_keep_every_invariant(seed: int) -> None:
             machine.submit_group(choose.randint(1, 4), choose.random() < 0.2, choose.choice(["e0", "e1"]))
         elif dice < 0.5 and machine.in_phase("admitted", "acting"):
             machine.call(pick, choose.choice([0, 10, 40]), choose.randint(1, 30))
+        elif dice < 0.53 and machine.tasks:
+            machine.report(pick, choose.randrange(40), choose.choice([None, 90, 10**6]), choose.random() < 0.5)
+        elif dice < 0.55 and machine.in_phase("generating", "paused", "refused"):
+            machine.abort(pick)
         elif dice < 0.85 and machine.in_phase("generating"):
             machine.turn(pick, choose.random())
         elif dice < 0.9 and machine.in_phase("acting", "refused"):

@@ -80,7 +80,7 @@ class SchedulerShell:
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._events = RouterEvents(
+        events = RouterEvents(
             scheduler,
             router,
             self._tasks,
@@ -90,6 +90,7 @@ class SchedulerShell:
             self._wake,
             self._unpause,
         )
+        router.handle(**events.handlers())
         workers.handle(started=self._on_started)
 
     async def run(
