@@ -102,23 +102,34 @@ def run(
         for number, (task, seed) in enumerate(places)
     ]
     shown = Progress(len(specs), sys.stderr, shown=progress)
+    client = GatewayClient(gateway, token=token, references=True)
+    return asyncio.run(_play(agent, specs, client, model, concurrency, attempts, shown))
 
-    async def play() -> list[TaskResult]:
-        results: dict[int, TaskResult] = {}
 
-        async def one(numbered: tuple[int, TaskSpec]) -> None:
-            number, spec = numbered
-            results[number], _ = await run_attempts(agent, spec, client, model, attempts=attempts)
-            shown.add(results[number].outcome, results[number].reward)
+async def _play(
+    agent: Agent,
+    specs: Sequence[TaskSpec],
+    gateway: GatewayClient,
+    model: ModelEndpoint,
+    concurrency: int,
+    attempts: int,
+    shown: Progress,
+) -> list[TaskResult]:
+    results: dict[int, TaskResult] = {}
 
-        async with GatewayClient(gateway, token=token, references=True) as client, model:
-            await reach_gateway(client, environment)
-            await reach_model(model)
-            with shown:
-                await each(enumerate(specs), one, concurrency=concurrency)
-        return [results[number] for number in range(len(specs))]
+    async def one(numbered: tuple[int, TaskSpec]) -> None:
+        number, spec = numbered
+        results[number], _ = await run_attempts(agent, spec, gateway, model, attempts=attempts)
+        shown.add(results[number].outcome, results[number].reward)
 
-    return asyncio.run(play())
+    async with gateway, model:
+        if not specs:
+            return []
+        await reach_gateway(gateway, specs[0].environment)
+        await reach_model(model)
+        with shown:
+            await each(enumerate(specs), one, concurrency=concurrency)
+    return [results[number] for number in range(len(specs))]
 
 
 async def reach_gateway(gateway: GatewayClient, environment: str | None = None) -> str:

@@ -51,10 +51,7 @@ async def wired(
     *,
     trains: bool = True,
 ) -> AsyncIterator[Wired]:
-    """Boots everything but waits for no engine; on exit ends tasks, then processes, within 15 s.
-
-    With `trains` False there are no Actor ranks: the engines keep the model folder's weights.
-    """
+    """Boots everything, without `trains` no Actor ranks; waits for no engine. On exit ends all in order within 15 s."""
     processes = LocalProcesses(directory.logs)
     async with contextlib.AsyncExitStack() as stack:
         sockets = await _temporary(stack, processes, Path(tempfile.mkdtemp(prefix="tide-")))
