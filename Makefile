@@ -16,7 +16,7 @@ TEST_LIMIT_S ?= 1500
 TEST_WORKERS ?= 3
 export EXTRAS TORCH_INDEX_URL PYTHON
 
-.PHONY: help setup engines train test check format api-snapshot configuration-doc contract-schema bench-train-peers clean distclean
+.PHONY: help setup engines train test check format api-snapshot api-reference configuration-doc contract-schema bench-train-peers clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ format: ## let ruff format and mend what it can
 
 api-snapshot: ## rewrite docs/api/tide_sdk.txt after a wanted change of a public name
 	$(PY) scripts/api_snapshot.py --write
+
+api-reference: ## rewrite docs/api/tide_sdk.md after a change of a docstring of the SDK
+	$(PY) scripts/api_reference.py --write
 
 configuration-doc: ## rewrite docs/configuration.md after a change of a setting
 	$(PY) scripts/configuration_doc.py --write

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from tide_sdk.http_connection import TransportError
     from tide_sdk.image_window import ImageWindow
     from tide_sdk.images import ImageUnknown, image
+    from tide_sdk.many import run
     from tide_sdk.model import ModelEndpoint
     from tide_sdk.model_errors import ContextOverflow, ModelRefused, RequestInvalid
     from tide_sdk.outcomes import TaskResult, TaskSpec
-    from tide_sdk.runner import run, run_task, run_tasks
+    from tide_sdk.runner import run_task, run_tasks
     from tide_sdk.server import EnvironmentServer
+    from tide_sdk.tool_calls import ToolError, ToolResult
+    from tide_sdk.tools import ToolEnvironment, tool
     from tide_sdk.wire import Message
 
 _MODULES = {
@@ -38,11 +41,14 @@ _MODULES = {
     "http_connection": ("TransportError",),
     "image_window": ("ImageWindow",),
     "images": ("ImageUnknown", "image"),
+    "many": ("run",),
     "model": ("ModelEndpoint",),
     "model_errors": ("ContextOverflow", "ModelRefused", "RequestInvalid"),
     "outcomes": ("TaskResult", "TaskSpec"),
-    "runner": ("run", "run_task", "run_tasks"),
+    "runner": ("run_task", "run_tasks"),
     "server": ("EnvironmentServer",),
+    "tool_calls": ("ToolError", "ToolResult"),
+    "tools": ("ToolEnvironment", "tool"),
     "wire": ("Message",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -71,6 +77,9 @@ __all__ = [
     "TaskResult",
     "TaskSpec",
     "TideError",
+    "ToolEnvironment",
+    "ToolError",
+    "ToolResult",
     "TransportError",
     "agent",
     "chat_agent",
@@ -79,6 +88,7 @@ __all__ = [
     "run",
     "run_task",
     "run_tasks",
+    "tool",
 ]
 
 

@@ -36,6 +36,7 @@ class AgentContext(ImageContext):
         done: True once the environment has ended the task, or a limit has.
         limit: the agent's limit that has ended its play, None before.
         reward: the sum of the turns' rewards so far.
+        rewards: the reward of each turn so far, None where the environment gave none.
         observation: the environment's latest answer, None before the first turn.
         completion: the latest completion as the server gave it (usage, finish reason), None before the first.
     """
@@ -73,6 +74,7 @@ class AgentContext(ImageContext):
         self.done = False
         self.limit: str | None = None
         self.reward = 0.0
+        self.rewards: list[float | None] = []
         self.observation: ObservationResponse | None = None
         self.completion: dict[str, Any] | None = None
         self._gateway = gateway
@@ -145,6 +147,7 @@ class AgentContext(ImageContext):
         self.messages += [message, *self.images.take(item.as_dict() for item in observation.messages)]
         self.turn = observation.turn
         self.reward += observation.reward or 0.0
+        self.rewards.append(observation.reward)
         self.observation = observation
         self.done = observation.terminated or observation.truncated
         if not self.done and self._max_turns is not None and self.turn >= self._max_turns:

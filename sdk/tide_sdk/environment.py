@@ -17,7 +17,8 @@ Serve it with `tide-env serve module:Guess`. One instance of the class is made f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -90,6 +91,11 @@ class EndInfo:
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+async def _run_here(function: Callable[..., Any], *args: Any) -> Any:
+    result = function(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
 class Environment:
     """Base class of environments; override `start` and `step`, and the rest where needed.
 
@@ -113,6 +119,10 @@ class Environment:
     capacity: ClassVar[int] = 64
     tools: ClassVar[Sequence[Mapping[str, Any]]] = ()
     blocking: ClassVar[bool] = True
+
+    in_thread: Callable[..., Awaitable[Any]] = staticmethod(_run_here)
+    """`await self.in_thread(function, *args)` in an async method: run a plain function where this instance's plain
+    methods run, its own thread as a rule. Made by the server; without one the function runs at once."""
 
     def start(self, task: StartInfo) -> Start | Awaitable[Start]:
         """Begin the task and give the first observation."""

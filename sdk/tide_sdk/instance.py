@@ -6,76 +6,21 @@ import asyncio
 import inspect
 import logging
 import math
-import queue
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from tide_sdk import codec
 from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
 from tide_sdk.errors import TideError
+from tide_sdk.instance_thread import InstanceThread, told
 from tide_sdk.timers import within
 from tide_sdk.wire import Message
 
 _log = logging.getLogger("tide_sdk.environment")
 HOOK_LIMIT_S = 30.0
 """Seconds that an author's `pause` or `resume` may take."""
-_MAX_WORDS = 500
-T = TypeVar("T")
-
-
-class InstanceThread:
-    """A daemon thread that runs one instance's plain methods in order; started by the first call.
-
-    Own code because an executor's threads are joined at exit, so that one stuck method would keep the process alive.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run the function there; a cancelled call is not begun, or its result is dropped."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def job() -> None:
-            if future.cancelled():
-                return
-            result, failure = None, None
-            try:
-                result = function(*args)
-            except BaseException as error:  # noqa: BLE001 (handed to the waiting call; the thread must not end of it)
-                failure = RuntimeError(_told(error)) if isinstance(error, StopIteration) else error
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, result, failure)
-
-        if self._thread.ident is None:
-            self._thread.start()
-        self._jobs.put(job)
-        return await future
-
-    def stop(self) -> None:
-        """Let the thread end after what it runs now."""
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except RuntimeError:
-                # The loop closed between the check and the call: nobody waits for the result any more.
-                return
 
 
 class Instance:
@@ -94,6 +39,7 @@ class Instance:
         self._thread: InstanceThread | None = None
         step = environment.step
         self._inline_step = not environment.blocking and not inspect.iscoroutinefunction(step)
+        self._ends_in_thread = environment.blocking and not inspect.iscoroutinefunction(environment.end)
 
     @property
     def inline(self) -> bool:
@@ -107,7 +53,7 @@ class Instance:
             TideError: what the author raised as one, else `environment_failed`.
         """
         try:
-            self._environment = await self._run(lambda: self._class(**self._options))
+            await self._run(self._make)
         except Exception as error:
             raise self._failed("__init__", error) from error
         start = await self._author("start", Start, info)
@@ -149,7 +95,7 @@ class Instance:
             TideError: `environment_failed`.
         """
         try:
-            if self._environment is None:
+            if self._environment is None and self._thread is None:
                 return EndInfo()
             info = await self._author("end", EndInfo | None, reason) or EndInfo()
             reward = None if info.reward is None else self._finite("end", info.reward)
@@ -160,11 +106,12 @@ class Instance:
                 raise self._failed("end", error, "its EndInfo cannot be sent") from error
             return EndInfo(reward, metrics)
         finally:
-            # The task's answers are remembered for long; what the author's object holds must not be.
-            self._environment = None
             if self._thread is not None:
                 self._thread.stop()
                 self._thread = None
+            if not self._ends_in_thread:
+                # The task's answers are remembered for long; what the author's object holds must not be.
+                self._environment = None
 
     async def pause(self) -> None:
         """Tell the author's code, where it wants to know, that no clock runs."""
@@ -176,10 +123,22 @@ class Instance:
         if self._environment is not None and self._class.resume is not Environment.resume:
             await self._author("resume", None)
 
+    def _make(self) -> None:
+        environment = self._class(**self._options)
+        environment.in_thread = self._run
+        self._environment = environment
+
+    def _end(self, reason: str | None) -> Any:
+        environment, self._environment = self._environment, None
+        return None if environment is None else environment.end(reason)
+
     async def _author(self, method: str, kind: Any, *args: Any) -> Any:
         async with self._lock:
             try:
-                result = await self._run(getattr(self._environment, method), *args)
+                if method == "end":
+                    result = await self._run_end(*args)
+                else:
+                    result = await self._run(getattr(self._environment, method), *args)
             except TideError as error:
                 if method == "start":
                     raise
@@ -191,12 +150,20 @@ class Instance:
             raise self._failed(method, error, "it returned something else")
         return result
 
-    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def _run_end(self, reason: str | None) -> Any:
+        if self._ends_in_thread:
+            # For certain: a method that returned too late, when nobody waits any more, is still followed by the end.
+            return await self._run(self._end, reason, certain=True)
+        if self._environment is None and self._thread is not None:
+            await self._thread.call(lambda: None)  # `__init__` is still running there
+        return None if self._environment is None else await self._run(self._environment.end, reason)
+
+    async def _run(self, function: Callable[..., Any], *args: Any, certain: bool = False) -> Any:
         try:
             if self._class.blocking and not inspect.iscoroutinefunction(function):
                 if self._thread is None:
                     self._thread = InstanceThread(f"tide-{self._class.__name__}")
-                result = await self._thread.call(function, *args)
+                result = await self._thread.call(function, *args, certain=certain)
             else:
                 result = function(*args)
             return await result if inspect.isawaitable(result) else result
@@ -208,7 +175,7 @@ class Instance:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            raise RuntimeError(_told(error)) from error
+            raise RuntimeError(told(error)) from error
 
     def _messages(self, method: str, messages: Any) -> list[dict[str, Any]]:
         several = isinstance(messages, (list, tuple)) or not isinstance(messages, (str, Message, Mapping))
@@ -233,16 +200,7 @@ class Instance:
     def _failed(self, method: str, error: BaseException, what: str = "it raised") -> TideError:
         where = f"{self._class.__name__}.{method}"
         _log.error("%s: %s", where, what, exc_info=error)
-        return TideError("environment_failed", f"{where}: {what}: {_told(error)}", method=where)
-
-
-def _told(error: BaseException) -> str:
-    """Its kind and words; an author's exception may fail even to say what it is."""
-    try:
-        words = f"{type(error).__name__}: {error}"
-    except Exception as second:  # noqa: BLE001
-        words = f"{type(error).__name__}, whose __str__ raised {type(second).__name__}"
-    return words.encode("utf-8", "backslashreplace").decode()[:_MAX_WORDS]
+        return TideError("environment_failed", f"{where}: {what}: {told(error)}", method=where)
 
 
 def _as_dict(message: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from tide_sdk import codec
+from tide_sdk.errors import TideError
 from tide_sdk.http_connection import ConnectFailed, ProtocolFailed, QueueFull, TransportError
 from tide_sdk.http_parse import Response
 from tide_sdk.https import HttpClient, open_client
@@ -125,6 +126,25 @@ class ModelEndpoint:
         except TimeoutError as error:
             raise TransportError(f"{self.base_url}: an image was not taken within {IMAGE_LIMIT_S} s") from error
         _read(response)
+
+    async def models(self, *, timeout_s: float = 10.0) -> list[str]:
+        """The names that the server lists at `/models`; none where it lists none.
+
+        Raises:
+            TideError: the server refuses the key.
+            TransportError: no answer.
+        """
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else None
+        response = await self._http.request(
+            "GET", f"{self._path}/models", headers=headers, timeout_s=timeout_s, idempotent=True
+        )
+        if response.status == 401:
+            raise TideError("unauthorized", "the model's server refuses the key")
+        try:
+            listed: Any = codec.loads(response.body)["data"] if response.status == 200 else []
+            return [str(one["id"]) for one in cast("list[dict[str, Any]]", listed)]
+        except (codec.CodecError, KeyError, TypeError):
+            return []
 
     async def aclose(self) -> None:
         """Close the shared connections; safe to repeat."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from tide_sdk.agents import Agent, AgentResult
 from tide_sdk.client import GatewayClient
@@ -22,6 +21,7 @@ from tide_sdk.footprints import FootprintReporter
 from tide_sdk.http_connection import TransportError
 from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import DeadlinePassed, TaskResult, TaskSpec, classify, conclude
+from tide_sdk.pool import each
 from tide_sdk.wire import EndResponse, StartResponse
 
 _log = logging.getLogger("tide_sdk.runner")
@@ -30,8 +30,6 @@ END_LIMIT_S = 30.0
 
 CANCELLED_START_LIMIT_S = 2.0
 """Seconds that a cancelled runner waits for a start under way, so that it can end that task."""
-
-_MAX_REASON = 2000
 
 OnStarted: TypeAlias = Callable[[StartResponse], "Awaitable[ModelEndpoint | None] | ModelEndpoint | None"]
 
@@ -67,47 +65,60 @@ async def run_task(
         outcome = classify(error)
         # Before the first turn there is no agent yet that could be at fault.
         return TaskResult(None, "infrastructure" if outcome == "agent_error" else outcome, None, 0, error=str(error))
-    ctx: AgentContext | None = None
-    failure: BaseException | None = None
-    cancelled = False
-    result = AgentResult()
     deadline_s = spec.deadline_s if agent.deadline_s is None else min(spec.deadline_s, agent.deadline_s)
+
+    async def make_context() -> AgentContext:
+        endpoint = await _tell(on_started, started) or model
+        return AgentContext(
+            *(info, started, gateway, endpoint, reporter),
+            report_as=report_as,
+            max_turns=agent.max_turns,
+            sampling=agent.sampling,
+        )
+
+    played = await _played(agent, make_context, deadline_s)
+    ctx, failure = played.ctx, played.failure
+    account = await _close(gateway, started.task_id, _reason(played), ctx, failure)
+    if played.cancelled and failure is not None:
+        raise failure
+    if ctx is None:
+        return conclude(started.task_id, failure, played.result, account, turns=0, done=False)
+    done = ctx.done and ctx.limit is None
+    ended = conclude(started.task_id, failure, played.result, account, turns=ctx.turn, done=done, limit=ctx.limit)
+    return replace(ended, cleanup_errors=tuple(ctx.cleanups.failures))
+
+
+@dataclass(slots=True)
+class _Played:
+    """What came of an agent's play; `cancelled`: the runner itself is to stop, with the failure."""
+
+    ctx: AgentContext | None = None
+    result: AgentResult = field(default_factory=AgentResult)
+    failure: BaseException | None = None
+    cancelled: bool = False
+
+
+async def _played(agent: Agent, make_context: Callable[[], Awaitable[AgentContext]], deadline_s: float) -> _Played:
+    """Let the agent play within its deadline; nothing is raised."""
+    played = _Played()
     try:
         async with asyncio.timeout(deadline_s) as deadline:
             try:
-                endpoint = await _tell(on_started, started) or model
-                ctx = AgentContext(
-                    info,
-                    started,
-                    gateway,
-                    endpoint,
-                    reporter,
-                    report_as=report_as,
-                    max_turns=agent.max_turns,
-                    sampling=agent.sampling,
-                )
-                await ctx.images.offer(ctx.messages)
-                result = await _play(agent, ctx)
+                played.ctx = await make_context()
+                await played.ctx.images.offer(played.ctx.messages)
+                played.result = await _play(agent, played.ctx)
             except TimeoutError as error:
                 if deadline.expired():
                     raise
                 raise RuntimeError(f"TimeoutError in the agent: {error}") from error
     except TimeoutError as error:
-        failure = DeadlinePassed(f"the task took longer than {deadline_s} s")
-        failure.__cause__ = error
+        played.failure = DeadlinePassed(f"the task took longer than {deadline_s} s")
+        played.failure.__cause__ = error
     except Exception as error:  # noqa: BLE001 (the boundary: it becomes the outcome)
-        failure = error
+        played.failure = error
     except BaseException as error:  # noqa: BLE001 (a cancellation: it goes on once the task is ended)
-        failure, cancelled = error, True
-    reason = "the agent was cancelled" if cancelled else _reason(ctx, failure)
-    account = await _close(gateway, started.task_id, reason, ctx, failure)
-    if cancelled and failure is not None:
-        raise failure
-    if ctx is None:
-        return conclude(started.task_id, failure, result, account, turns=0, done=False)
-    done = ctx.done and ctx.limit is None
-    ended = conclude(started.task_id, failure, result, account, turns=ctx.turn, done=done, limit=ctx.limit)
-    return replace(ended, cleanup_errors=tuple(ctx.cleanups.failures))
+        played.failure, played.cancelled = error, True
+    return played
 
 
 async def _play(agent: Agent, ctx: AgentContext) -> AgentResult:
@@ -174,9 +185,12 @@ async def _start(gateway: GatewayClient, spec: TaskSpec) -> StartResponse:
         raise
 
 
-def _reason(ctx: AgentContext | None, failure: BaseException | None) -> str | None:
+def _reason(played: _Played) -> str | None:
+    ctx, failure = played.ctx, played.failure
+    if played.cancelled:
+        return "the agent was cancelled"
     if failure is not None:
-        return f"{classify(failure)}: {failure}"[:_MAX_REASON]
+        return f"{classify(failure)}: {failure}"
     if ctx is not None and ctx.limit is not None:
         return f"truncated: the agent's limit, {ctx.limit}"
     return None if ctx is not None and ctx.done else "the agent stopped before the end"
@@ -219,55 +233,11 @@ async def run_tasks(
     Raises:
         ValueError: a concurrency below 1.
     """
-    if concurrency < 1:
-        raise ValueError("concurrency must be at least 1")
-    numbered = enumerate(specs)
     results: dict[int, TaskResult] = {}
 
-    async def work() -> None:
-        for number, spec in numbered:
-            results[number] = await run_task(agent, spec, gateway, model)
+    async def one(numbered: tuple[int, TaskSpec]) -> None:
+        number, spec = numbered
+        results[number] = await run_task(agent, spec, gateway, model)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
+    await each(enumerate(specs), one, concurrency=concurrency)
     return [results[number] for number in sorted(results)]
-
-
-def run(
-    agent: Agent,
-    *,
-    environment: str,
-    gateway: str,
-    model: ModelEndpoint,
-    tasks: Sequence[Mapping[str, Any]] = ({},),
-    seeds: Sequence[int] = (0,),
-    token: str | None = None,
-    kind: Literal["train", "eval"] = "eval",
-    concurrency: int = 8,
-) -> list[TaskResult]:
-    """Play every task with every seed, without a trainer; blocks until all are over.
-
-    Args:
-        agent: who plays.
-        environment: the environment's name at the gateway.
-        gateway: URL of a gateway or of an environment server.
-        model: any OpenAI-compatible server; closed afterwards.
-        tasks: parameters for the environment.
-        seeds: episode seeds.
-        token: the gateway's token.
-        kind: train or eval.
-        concurrency: tasks at once.
-    """
-    name = f"run-{secrets.token_hex(6)}"
-    pairs = [(task, seed) for task in tasks for seed in seeds]
-    specs = [
-        TaskSpec(environment, f"{name}/{number}", task=task, seed=seed, kind=kind)
-        for number, (task, seed) in enumerate(pairs)
-    ]
-
-    async def play() -> list[TaskResult]:
-        async with GatewayClient(gateway, token=token, references=True) as client, model:
-            return await run_tasks(agent, specs, client, model, concurrency=concurrency)
-
-    return asyncio.run(play())

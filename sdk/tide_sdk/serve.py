@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -176,17 +176,24 @@ def load_class(target: str) -> type[Environment]:
     module_name, colon, class_name = target.partition(":")
     if not colon or not module_name or not class_name:
         raise ServeError(f"{target!r}: give the class as module:Class")
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
+        module = import_here(module_name)
     except Exception as error:
         raise ServeError(f"cannot import {module_name!r}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
     found = getattr(module, class_name, None)
     if not (inspect.isclass(found) and issubclass(found, Environment)):
         raise ServeError(f"{target!r} is not a subclass of tide_sdk.Environment")
     return found
+
+
+def import_here(module_name: str) -> ModuleType:
+    """Import a module; the working directory is searched too."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    finally:
+        sys.path.remove(here)
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ TOP_FOLDERS = (
 READS_ENVIRONMENT = {
     "gateway/tide_gateway/runtimes/ray_actor.py": "runs on a node of the cluster, whose variables its server inherits",
     "sdk/tide_sdk/check/launched.py": "the server that it starts inherits the environment, with a port added",
+    "sdk/tide_sdk/mcp_environment.py": "an MCP server gets the variables that its options name, and no others",
+    "sdk/tide_sdk/mcp_guard.py": "it hands on only those of its variables that are declared",
     "sdk/tide_sdk/serve.py": "the SDK has no settings; the gateway tells the server it starts to end with its parent",
     "trainer/tide_trainer/cluster/local.py": "child processes inherit the environment, with the run's cookie added",
 }

@@ -49,13 +49,60 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--max-steps", type=int, metavar="N", help="as --set run.max_train_steps=N")
         command.add_argument("--max-time", type=float, metavar="SECONDS", help="as --set run.max_time_s=SECONDS")
         command.set_defaults(command=_run if name == "run" else _sft)
+    _add_eval(commands)
     report = commands.add_parser("report", help="write report.html of a run's folder again")
     report.add_argument("run_directory", type=Path)
     report.set_defaults(command=_report)
+    trajectory = commands.add_parser("trajectory", help="write the page of one recorded trajectory, turn by turn")
+    trajectory.add_argument("run_directory", type=Path)
+    trajectory.add_argument("uid", nargs="?", help="for example eval/0/sampled/1; without it, the newest")
+    trajectory.add_argument("--list", action="store_true", help="list what is recorded, write nothing")
+    trajectory.add_argument("--out", type=Path, metavar="FILE", help="default: trajectories/NAME.html in the folder")
+    trajectory.set_defaults(command=_trajectory)
     migrate = commands.add_parser("migrate", help="bring a trainer database to the newest schema")
     migrate.add_argument("--database-url", required=True, help="SQLAlchemy URL, for example sqlite:///trainer.sqlite3")
     migrate.set_defaults(command=_migrate)
     return parser
+
+
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "evaluate a checkpoint on the held-out seeds"
+    command = commands.add_parser(
+        "eval",
+        help=text,
+        description="Evaluate a checkpoint on the held-out seeds, on the engines of the configuration, without Actor "
+        "ranks. Writes results.jsonl, summary.json and report.html for each way. Exit code 0: every play has a reward; "
+        "1: some have none, or a part failed; 2: wrong configuration; 130: interrupted, what there is is reported.",
+    )
+    command.add_argument("config", help="TOML file, for example runs/NAME/config.toml")
+    command.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="DIR", help="for example runs/NAME/checkpoint"
+    )
+    command.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="override a setting")
+    command.add_argument(
+        "--way", choices=("sampled", "greedy", "both"), default="sampled", help="temperature 1, 0, or both (sampled)"
+    )
+    command.add_argument("--repeats", type=int, default=1, metavar="K", help="sampled plays of each seed (1)")
+    command.add_argument("--success-above", type=float, default=0.0, metavar="R", help="reward of a success (above 0)")
+    command.add_argument("--out", type=Path, metavar="DIR", help="(a new folder NAME-eval beside the runs)")
+    command.add_argument("--resume", action="store_true", help="play what is missing or failed by infrastructure")
+    command.set_defaults(command=_eval)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from tide_trainer import evaluate, preflight
+
+    if not 1 <= arguments.repeats <= 10_000:
+        raise ConfigurationError("--repeats", "must be from 1 to 10000")
+    if arguments.resume and arguments.out is None:
+        raise ConfigurationError("--resume", "needs --out, the folder to go on with")
+    settings = evaluate.settings_for(load(arguments.config, arguments.set), arguments.checkpoint)
+    preflight.check(settings)
+    ways = ("sampled", "greedy") if arguments.way == "both" else (arguments.way,)
+    order = evaluate.Order(
+        arguments.checkpoint, ways, arguments.repeats, arguments.success_above, arguments.out, arguments.resume
+    )
+    return asyncio.run(_until_signal(evaluate.evaluate(settings, order)))
 
 
 def _settings(arguments: argparse.Namespace) -> TrainerSettings:
@@ -117,6 +164,12 @@ def _report(arguments: argparse.Namespace) -> int:
     from tide_trainer.report.html import main_report
 
     return main_report(arguments.run_directory)
+
+
+def _trajectory(arguments: argparse.Namespace) -> int:
+    from tide_trainer.report.replay_list import main_trajectory
+
+    return main_trajectory(arguments.run_directory, arguments.uid, only_list=arguments.list, out=arguments.out)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ async def run(settings: TrainerSettings, *, only_warm_start: bool = False) -> in
     config = plain(settings)
     try:
         directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
-        _log_to(directory)
+        log_to(directory)
     except OSError as error:
         raise RunFailed(f"{directory.path}: cannot be written ({error.strerror}); free or fix the folder") from error
     url = settings.run.database_url or directory.database_url("trainer")
@@ -217,7 +217,7 @@ class _Run:
             )
 
 
-def _log_to(directory: RunDirectory) -> None:
+def log_to(directory: RunDirectory) -> None:
     """Sends the main process's log to the run's folder too."""
     directory.logs.mkdir(exist_ok=True)
     handler = logging.FileHandler(directory.logs / "main.log", encoding="utf-8")

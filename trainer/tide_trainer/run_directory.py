@@ -39,6 +39,11 @@ class RunDirectory:
         return self.path / "samples.json"
 
     @property
+    def trajectories(self) -> Path:
+        """Trajectories recorded turn by turn, and their pages."""
+        return self.path / "trajectories"
+
+    @property
     def model(self) -> Path:
         """The model that the run starts from, where the run made it."""
         return self.path / "model"

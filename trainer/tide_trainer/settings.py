@@ -261,6 +261,20 @@ class EvaluationSettings(Settings):
     )
 
 
+class ReportSettings(Settings):
+    """[report]: which trajectories are recorded turn by turn, beside the evaluations' `num_samples`."""
+
+    trajectories_every: int = Field(
+        default=10, ge=0, description="train steps between recorded training trajectories; 0: none"
+    )
+    num_trajectories: int = Field(
+        default=2, ge=1, le=50, description="training trajectories recorded at each such train step"
+    )
+    max_mib: int = Field(
+        default=256, ge=1, description="MiB of a run's recorded trajectories; training ones take at most half of it"
+    )
+
+
 class TrainerSettings(Settings):
     """A whole configuration file."""
 
@@ -275,6 +289,7 @@ class TrainerSettings(Settings):
     train: TrainSettings = TrainSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    report: ReportSettings = ReportSettings()
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:

@@ -92,6 +92,7 @@ class Trajectory:
         outcome: the SDK's outcome word (completed, truncated, agent_error, ...).
         version: the oldest model version that sampled any of it.
         messages: the conversation as the agent saw it, for people.
+        rewards: the environment's reward of each turn, None where it gave none; empty if they are not known.
     """
 
     uid: str
@@ -104,6 +105,7 @@ class Trajectory:
     version: int
     metrics: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] = ()
+    rewards: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.backends.engine_process import EngineProcess
@@ -21,7 +21,8 @@ from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.parity import parity_image
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
-from tide_trainer.loop.rollout import Rollout
+from tide_trainer.loop.recorder import recorder_of
+from tide_trainer.loop.rollout import Rollout, TaskRunner
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
 from tide_trainer.loop.train import Parts, TrainLoop
@@ -38,6 +39,7 @@ from tide_trainer.types import EngineInfo, RankId, Role
 from tide_trainer.usage import Usage, part_of, usage
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 NEEDED = frozenset({"gateway", "router", "agents"})
 """Parts whose processes the run cannot miss and does not start anew."""
 DEATH_SEEN_S = 1.0
@@ -80,7 +82,9 @@ class Wired:
         self._renderer = Renderer(model)
         # A gateway may outlive many runs of one name: their keys must not meet there.
         self._key = f"{directory.name}.{secrets.token_hex(4)}"
-        self._shell = SchedulerShell(TaskScheduler(settings.scheduler), router, workers, gateway, settings, self._key)
+        scheduler = TaskScheduler(settings.scheduler)
+        self._recorder = recorder_of(settings, directory, scheduler, lambda one: self._renderer.decode_after([one]))
+        self._shell = SchedulerShell(scheduler, router, workers, gateway, settings, self._key, self._recorder)
         tokens, seed = ImageTokens.read(model), settings.run.seed
         self._placeholder_id = tokens.placeholder_id if tokens else None
         image = parity_image(ImageStore(directory.images), tokens, seed) if tokens else None
@@ -106,7 +110,19 @@ class Wired:
 
     async def run(self, *, only_warm_start: bool) -> str:
         """The whole run; returns why it ended. The first part that fails for good ends it."""
-        work = asyncio.create_task(self._phases(only_warm_start), name="phases")
+        return await self._guarded(self._phases(only_warm_start))
+
+    async def evaluate(self, work: Callable[[TaskRunner], Coroutine[Any, Any, T]]) -> T:
+        """Awaits the engines, which hold the model folder's weights, and gives `work` what runs tasks on them."""
+
+        async def on_engines() -> T:
+            await self._engines_ready()
+            return await work(self._shell)
+
+        return await self._guarded(on_engines())
+
+    async def _guarded(self, phases: Coroutine[Any, Any, T]) -> T:
+        work = asyncio.create_task(phases, name="phases")
         try:
             await asyncio.wait((work, self._shell.failed), return_when=asyncio.FIRST_COMPLETED)
             if not work.done() or work.exception() is not None:
@@ -134,6 +150,7 @@ class Wired:
             sequences = supervised_sequences(self._renderer, conversations)
             self._record("phase", phase="booting")
         await self._engines_ready()
+        await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
         if warm:
             self._record("phase", phase="warm start")
             await WarmStart(self._backend, self._sync, self._shell, self._settings, self._record).run(sequences)
@@ -157,7 +174,6 @@ class Wired:
             await self._router.add_rank(info.rank, info.url, engine.token)
             self._shell.add_rank(info)
             self._keep_watching(self._watch(engine), str(info.rank))
-        await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
 
     def _keep_watching(self, watch: Coroutine[Any, Any, None], name: str) -> None:
         """Runs a watch beside the run; one that breaks ends the run, for nobody would look any more."""
@@ -272,6 +288,7 @@ class Wired:
                 await self._loop.close()
         await self._rollout.close()
         await self._shell.close()
+        await self._recorder.close()
         await self._heartbeats.withdraw()
 
 

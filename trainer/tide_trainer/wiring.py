@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_sdk.client import GatewayClient
+from tide_trainer.backends.no_training import NoTraining
 from tide_trainer.channel import Channel, ChannelServer, serve_channel
 from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import ProcessFailed, TrainerError
@@ -47,8 +48,13 @@ async def wired(
     repository: RunRepository,
     record: Callable[..., None],
     keep_samples: Callable[[str, Evaluation], None],
+    *,
+    trains: bool = True,
 ) -> AsyncIterator[Wired]:
-    """Boots everything but waits for no engine; on exit ends tasks, then processes, within 15 s."""
+    """Boots everything but waits for no engine; on exit ends tasks, then processes, within 15 s.
+
+    With `trains` False there are no Actor ranks: the engines keep the model folder's weights.
+    """
     processes = LocalProcesses(directory.logs)
     async with contextlib.AsyncExitStack() as stack:
         sockets = await _temporary(stack, processes, Path(tempfile.mkdtemp(prefix="tide-")))
@@ -65,7 +71,7 @@ async def wired(
             for rank in (RankId("rollout", index) for index in range(settings.rollout.num_ranks))
         }
         weights = await _temporary(stack, processes, _weights_folder(sockets))
-        backend = make_backend(settings, model, processes, weights, directory.images)
+        backend = make_backend(settings, model, processes, weights, directory.images) if trains else NoTraining()
         async with contextlib.AsyncExitStack() as failing:
             engines_up = asyncio.gather(*(engine.start() for engine in engines.values()))
             failing.callback(engines_up.cancel)

@@ -17,6 +17,7 @@ from tide_trainer.backends.fake_training import make_fake_model
 from tide_trainer.backends.tiny_model import TinyModel, make_tiny_model
 
 SUPPORT = Path(__file__).parents[2] / "support"
+PATH = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
 
 CONFIG = """
 [run]
@@ -71,10 +72,9 @@ class Project:
 
     def start(self, *arguments: str, command: str = "run") -> subprocess.Popen[str]:
         """Starts `tide-train`; the marker variable finds what it leaves behind."""
-        path = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
             [sys.executable, "-m", "tide_trainer.cli", command, str(self.config), *arguments],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "TIDE_TEST_MARK": str(self.folder)},
+            env=os.environ | {"PYTHONPATH": PATH, "TIDE_TEST_MARK": str(self.folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -5,6 +5,9 @@ import tomllib
 
 import pytest
 
+from tide_trainer.report.recorded import read_recorded
+from tide_trainer.report.replay import pauses, replay
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -50,15 +53,37 @@ def test_a_cache_too_small_for_all_pauses_and_resumes_and_ends_as_well(project):
     small = ["rollout.kv_tokens=64", "rollout.block_tokens=4", "rollout.max_context_tokens=48"]
     # Admitted on what they hold now, so that their growth has to be met by pauses.
     small += ["scheduler.growth_fraction=0", "scheduler.default_prior={prompt_tokens=4, final_tokens=4}"]
+    small += ["report.trajectories_every=1", "report.num_trajectories=4"]
     code, out = project.run("--max-steps", "3", *(word for setting in small for word in ("--set", setting)))
     assert code == 0, out[-3000:]
     steps = [record for record in project.records() if record["event"] == "train_step"]
     assert sum(step["num_pauses"] for step in steps) > 0
     assert sum(step["num_resumes"] for step in steps) > 0
     assert project.last("end")["account"]["trained"] == 12
+    check_recordings(project.folder / "runs" / "toy")
     with sqlite3.connect(project.folder / "runs" / "toy" / "gateway.sqlite3") as database:
         (open_tasks,) = database.execute("select count(*) from tasks where state not in ('ended', 'done')").fetchone()
     assert open_tasks == 0
+
+
+def check_recordings(folder):
+    """What the run recorded of its trajectories is whole, says why tasks were paused, and has its pages."""
+    found = {path.stem: read_recorded(path) for path in (folder / "trajectories").glob("*.json")}
+    assert {f"eval.{version}.sampled.{member}" for version in (0, 2, 3) for member in (0, 1)} <= found.keys()
+    assert sum(record.kind == "train" for record in found.values()) >= 4
+    paused = [one for record in found.values() for one in pauses(record)]
+    assert paused
+    assert all(one.end_s >= one.start_s and one.reason and one.resumed for one in paused)
+    for record in found.values():
+        assert len(record.turns) == len(record.rewards) == record.num_turns == 4
+        assert sum(reward or 0 for reward in record.rewards) == record.reward
+        assert not any(item.notes for item in replay(record).items)
+        assert [turn.call_s for turn in record.turns] == sorted(turn.call_s for turn in record.turns)
+        assert all(turn.budget_tokens and turn.reason and turn.rank == "rollout:0" for turn in record.turns)
+    report = (folder / "report.html").read_text()
+    for name in found:
+        assert f'href="trajectories/{name}.html"' in report
+        assert (folder / "trajectories" / f"{name}.html").is_file()
 
 
 def test_the_warm_start_stops_on_success_and_sft_saves_it(project):

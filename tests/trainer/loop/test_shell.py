@@ -7,7 +7,9 @@ import pytest
 
 from tide_sdk.errors import TideError
 from tide_trainer.errors import RunFailed
+from tide_trainer.loop.recorder import recorder_of
 from tide_trainer.loop.shell import SchedulerShell
+from tide_trainer.run_directory import RunDirectory
 from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.settings import FootprintPrior
 from tide_trainer.types import EngineInfo, RankId
@@ -81,7 +83,7 @@ class Gateway:
 
 
 @pytest.fixture
-def world(settings):
+def world(settings, tmp_path):
     def build(kv_tokens=200, failure=None, **scheduler):
         log = []
         prior = FootprintPrior(prompt_tokens=10, final_tokens=20)
@@ -89,7 +91,9 @@ def world(settings):
         ctb = settings.scheduler.model_copy(update=fixed | scheduler)
         whole = settings.model_copy(update={"scheduler": ctb})
         router, workers = Router(log), Workers(log)
-        shell = SchedulerShell(TaskScheduler(ctb), router, workers, Gateway(log, failure), whole, "run")
+        scheduler = TaskScheduler(ctb)
+        recorder = recorder_of(whole, RunDirectory("run", tmp_path), scheduler, str)
+        shell = SchedulerShell(scheduler, router, workers, Gateway(log, failure), whole, "run", recorder)
         shell.add_rank(EngineInfo(RANK, "http://engine", kv_tokens, 1, 100))
         return SimpleNamespace(shell=shell, router=router, workers=workers, log=log, tasks={})
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tide_trainer.report.summary import summarise, wilson
+from tide_sdk.statistics import wilson
+from tide_trainer.report.summary import summarise
 from tide_trainer.report.verdict import breached, checks, key_figures, verdict
 
 

@@ -92,11 +92,13 @@ def test_s1_what_an_agent_does_to_its_message_is_undone(name, chats):
 def test_s1_json_that_the_template_writes_otherwise_is_appended(chats):
     renderer = chats["qwen25"]
     play, stop = Play(renderer), renderer.stop_token_ids[0]
-    text = '<tool_call> {"arguments":{"b":"\\u00e9 <|im_end|>","a":[1,2.50]},\n"name":"go"}</tool_call>\n'
+    text = (
+        '<tool_call> {"arguments":{"b":"\\u00e9 <|im_end|> <\\u007cim_end|>","a":[1,2.50]},\n"name":"go"}</tool_call>\n'
+    )
     ids = [*spelled(renderer, text, markers=False), stop]
     reply = play.reply([user("you")], ids, tools=TOOLS)
     arguments = reply.message["tool_calls"][0]["function"]["arguments"]
-    assert json.loads(arguments) == {"b": "é <|im_end|>", "a": [1, 2.5]}
+    assert json.loads(arguments) == {"b": "é <|im_end|> <|im_end|>", "a": [1, 2.5]}
     play.reply([user("you"), reply.message, result("c00000000")], [stop], tools=TOOLS)
     (segment,) = play.capture.segments()
     assert segment.token_ids[len(play.books[0][0]) :][: len(ids)] == tuple(ids)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tide_trainer.channel import PeerError
+from tide_trainer.loop.recorder import recorder_of
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.router.app import RouterApp
 from tide_trainer.router.calls import Calls
 from tide_trainer.router.control import Control
 from tide_trainer.router.state import Limits
+from tide_trainer.run_directory import RunDirectory
 from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.plan import Phase
 from tide_trainer.scheduling.settings import FootprintPrior
@@ -115,16 +118,21 @@ class World:
     def __init__(self, renderer, budget_tokens):
         prior = FootprintPrior(prompt_tokens=10, final_tokens=20)
         whole = TrainerSettings.model_validate(
-            {"tasks": {"environment": "toy"}, "rollout": {"engine": "fake"}, "train": {"backend": "fake"}}
+            {
+                "tasks": {"environment": "toy"},
+                "rollout": {"engine": "fake"},
+                "train": {"backend": "fake"},
+                "report": {"trajectories_every": 0},
+            }
         )
         changes = {"probe": False, "growth_fraction": 0.0, "share_group_prefix": False, "default_prior": prior}
         ctb = whole.scheduler.model_copy(update=changes | {"budget_fraction": 1.0})
         self.channel = Channel(renderer)
         self.scheduler = TaskScheduler(ctb)
         self.gateway = Gateway()
-        self.shell = SchedulerShell(
-            self.scheduler, self.channel, Workers(), self.gateway, whole.model_copy(update={"scheduler": ctb}), "run"
-        )
+        whole = whole.model_copy(update={"scheduler": ctb})
+        recorder = recorder_of(whole, RunDirectory("run", Path("unused")), self.scheduler, str)
+        self.shell = SchedulerShell(self.scheduler, self.channel, Workers(), self.gateway, whole, "run", recorder)
         self.shell.add_rank(EngineInfo(RANK, "http://engine", budget_tokens, 1, 100))
         self.sequences = dict.fromkeys(TASKS, 0)
         self.newest: dict[str, int] = {}

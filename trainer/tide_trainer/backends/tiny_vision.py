@@ -23,7 +23,8 @@ def make(shape: TinyModel, tokenizer: Any) -> Any:
     head_dim = shape.hidden // shape.heads
     spread = shape.init_std or shape.hidden**-0.5
     space = head_dim * 3 // 16
-    config = Qwen2_5_VLConfig(
+    make_config: Any = Qwen2_5_VLConfig
+    config = make_config(
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": shape.hidden,

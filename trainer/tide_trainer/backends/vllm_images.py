@@ -134,7 +134,7 @@ def _item(patches: Patches) -> Any:
             self.field = field
 
         @property
-        def data(self) -> torch.Tensor:
+        def data(self) -> torch.Tensor:  # type: ignore[override]
             return patches.pixels
 
     _, rows, columns = patches.grid

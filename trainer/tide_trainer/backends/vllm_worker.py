@@ -101,7 +101,10 @@ def locate(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LiveP
     Raises:
         WeightsDiffer: names the tensors that are missing, unknown or of a wrong shape.
     """
-    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    # A model with images may leave the fused layers of its decoder to the decoder's own table.
+    packed: dict[str, list[str]] = {}
+    for owner in (getattr(model, "language_model", None), model):
+        packed |= getattr(owner, "packed_modules_mapping", {})
     # A model with images keeps its parts under other names than the file; its loader renames by the same table.
     prefixes = getattr(getattr(model, "hf_to_vllm_mapper", None), "orig_to_new_prefix", {})
     file_names = {_renamed(name, prefixes): name for name in shapes}

@@ -144,7 +144,7 @@ class AgentWorker:
             _LOG.exception("task %s could not be run", session)
             result = TaskResult(None, "infrastructure", None, 0, error=f"{type(error).__name__}: {error}")
         self.num_done += 1
-        _done(channel, session, result, seen.context.messages if seen.context is not None else [])
+        _done(channel, session, result, seen.context)
 
     def _watched(self, seen: _Seen) -> Agent:
         async def play(ctx: AgentContext) -> AgentResult:
@@ -176,7 +176,7 @@ def _started(channel: Channel, session: str, started: StartResponse) -> None:
         channel.notify("started", {"session": session, "task_id": started.task_id})
 
 
-def _done(channel: Channel, session: str, result: TaskResult, messages: list[dict[str, Any]]) -> None:
+def _done(channel: Channel, session: str, result: TaskResult, context: AgentContext | None) -> None:
     if channel.closed:
         return
     account: dict[str, Any] = {
@@ -188,7 +188,8 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
         "metrics": dict(result.metrics),
         "error": result.error,
         "cleanup_errors": list(result.cleanup_errors),
-        "messages": without_bytes(messages) if all(isinstance(one, dict) for one in messages) else messages,
+        "messages": _told(context.messages) if context is not None else [],
+        "rewards": context.rewards if context is not None else [],
     }
     try:
         channel.notify("done", account)
@@ -197,6 +198,11 @@ def _done(channel: Channel, session: str, result: TaskResult, messages: list[dic
         note = f"messages and metrics are left out: {error}"
         told = f"{result.error}; {note}" if result.error else note
         channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})
+
+
+def _told(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the bytes of images; what the agent has put there that is no message stays as it is."""
+    return without_bytes(messages) if all(isinstance(one, dict) for one in messages) else messages
 
 
 def _spec(data: Mapping[str, Any]) -> TaskSpec:

@@ -58,14 +58,17 @@ class RouterEvents:
         self._now = now
         self._wake = wake
         self._unpause = unpause
-        router.handle(
-            call=self._on_call,
-            turn=self._on_turn,
-            passed=self._on_passed,
-            footprint=self._on_footprint,
-            call_failed=self._on_call_over,
-            call_cancelled=self._on_call_over,
-        )
+
+    def handlers(self) -> dict[str, Callable[[Any], None]]:
+        """By name of event."""
+        return {
+            "call": self._on_call,
+            "turn": self._on_turn,
+            "passed": self._on_passed,
+            "footprint": self._on_footprint,
+            "call_failed": self._on_call_over,
+            "call_cancelled": self._on_call_over,
+        }
 
     def _on_call(self, event: Mapping[str, Any]) -> None:
         task = self._tasks.get(event["session"])

@@ -24,9 +24,11 @@ from typing import Any
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.errors import RunFailed
+from tide_trainer.loop.background import BackgroundTasks
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.recorder import TrajectoryRecorder
 from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.scheduling.ctb import TaskScheduler
@@ -51,6 +53,7 @@ class SchedulerShell:
         gateway: for `/pause` and `/resume`.
         settings: the whole configuration.
         run: the run's name, first part of every key at the gateway.
+        recorder: notes what happens to chosen tasks.
         now: a monotonic clock in seconds.
     """
 
@@ -62,6 +65,7 @@ class SchedulerShell:
         gateway: GatewayClient,
         settings: TrainerSettings,
         run: str,
+        recorder: TrajectoryRecorder,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -74,13 +78,14 @@ class SchedulerShell:
         self._tasks: dict[str, ShellTask] = {}
         self._in_flight = CallsInFlight()
         self.version = 0
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(self._fail)
+        self._recorder = recorder
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._events = RouterEvents(
+        events = RouterEvents(
             scheduler,
             router,
             self._tasks,
@@ -90,6 +95,7 @@ class SchedulerShell:
             self._wake,
             self._unpause,
         )
+        router.handle(**recorder.tapped(**events.handlers()))
         workers.handle(started=self._on_started)
 
     async def run(
@@ -101,6 +107,7 @@ class SchedulerShell:
         task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, secrets.token_urlsafe(24))
         self._tasks[session] = task
         self._idle.note(False, self._now())
+        self._recorder.begin(task, task.sampling(self._settings.rollout)["temperature"], self.version)
         self._scheduler.submit(task.entry(self._settings))
         self._wake()
         try:
@@ -112,6 +119,7 @@ class SchedulerShell:
             raise
         finally:
             del self._tasks[session]
+            self._recorder.end(session, task.result, self.version)
             self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
                 task.playing.cancel()
@@ -126,7 +134,7 @@ class SchedulerShell:
         """Takes a rank out; its tasks are re-placed at their next call."""
         _LOG.error("rollout rank %s leaves the scheduler: %s", rank, reason)
         self._scheduler.remove_rank(rank)
-        self._spawn(self._router.drop_rank(rank))
+        self._background.spawn(self._router.drop_rank(rank))
         self._wake()
 
     def close_gate(self) -> None:
@@ -166,9 +174,7 @@ class SchedulerShell:
     async def close(self) -> None:
         """Cancels what the shell has in flight; the tasks' own coroutines are their callers' to cancel."""
         self._set_timer(None)
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._background.close()
 
     def _wake(self) -> None:
         if not self._woken:
@@ -181,6 +187,7 @@ class SchedulerShell:
             now_s = self._now()
             with self._figures.measured():
                 decisions = self._scheduler.plan(now_s)
+            self._recorder.decided(decisions, now_s)
             for decision in decisions:
                 self._carry_out(decision)
             self._set_timer(self._scheduler.next_wake_s())
@@ -201,15 +208,15 @@ class SchedulerShell:
         _LOG.debug("%s", decision)
         match decision:
             case Admit():
-                task.playing = self._spawn(self._play(task))
+                task.playing = self._background.spawn(self._play(task))
             case Grant(rank=rank):
                 self._grant(task, task.call, rank)
             case Pause():
-                self._spawn(self._control.pause(task))
+                self._background.spawn(self._control.pause(task))
             case Resume(rank=rank):
                 if task.call is not None:
                     self._in_flight.begin(task.call, None)  # or a sync would begin between the resume and the grant
-                self._spawn(self._resume(task, task.call, rank))
+                self._background.spawn(self._resume(task, task.call, rank))
             case Refuse(reason=reason):
                 self._refuse(task, reason)
 
@@ -240,7 +247,7 @@ class SchedulerShell:
             task.result.set_result(to_trajectory(task, captured, done))
 
     def _unpause(self, task: ShellTask) -> None:
-        self._spawn(self._control.resume(task))
+        self._background.spawn(self._control.resume(task))
 
     async def _resume(self, task: ShellTask, call: str | None, rank: RankId) -> None:
         await self._control.resume(task)
@@ -251,22 +258,11 @@ class SchedulerShell:
         if task is not None and not task.task_id.done():
             task.task_id.set_result(event["task_id"])
 
-    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._fail(task.exception())
-
     def fail(self, error: RunFailed) -> None:
         """Ends the run: who awaits `failed` gets the error; the first one counts."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
-    def _fail(self, error: BaseException | None) -> None:
+    def _fail(self, error: BaseException) -> None:
         _LOG.error("the scheduler's shell failed", exc_info=error)
         self.fail(RunFailed(f"the scheduler's shell failed: {error!r}"))

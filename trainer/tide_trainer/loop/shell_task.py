@@ -158,4 +158,5 @@ def to_trajectory(task: ShellTask, captured: Mapping[str, Any] | None, done: Map
         version=min(versions, default=-1),
         metrics=metrics,
         messages=tuple(done.get("messages") or ()),
+        rewards=tuple(done.get("rewards") or ()),
     )

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from tide_trainer.errors import TrainerError
 from tide_trainer.report.charts import TONES
 from tide_trainer.report.curve import learning_curve
 from tide_trainer.report.formats import moment, percent, quantity, seconds, size_of
 from tide_trainer.report.metrics import MetricsFailed, read_metrics
+from tide_trainer.report.pages import ReportFailed, page_file, script_hash, templates, write_page
+from tide_trainer.report.replay_list import PageLink, write_pages
 from tide_trainer.report.sections import charts
 from tide_trainer.report.summary import RunSummary, summarise
-from tide_trainer.report.trajectories import LEGEND, read_pairs
+from tide_trainer.report.trajectories import LEGEND, Pair, read_pairs
 from tide_trainer.report.turn_cpu import SERVING, turn_cpu
 from tide_trainer.report.verdict import breached, checks, key_figures, verdict
 
@@ -30,12 +25,8 @@ SAMPLES_FILE = "samples.json"
 REPORT_FILE = "report.html"
 
 
-class ReportFailed(TrainerError):
-    """The report cannot be written; the message names the file and the reason."""
-
-
 def write_report(run_dir: str | Path) -> Path:
-    """Writes report.html from metrics.jsonl and samples.json, and returns its path.
+    """Writes report.html from metrics.jsonl and samples.json, and a page of each recorded trajectory; returns its path.
 
     A run that failed, was stopped or still goes on gets a report of what there is. Idempotent; an earlier report is
     replaced in one move, so that a reader never sees half a page.
@@ -49,30 +40,17 @@ def write_report(run_dir: str | Path) -> Path:
     """
     folder = Path(run_dir)
     run = summarise(read_metrics(folder / METRICS_FILE), name=folder.resolve().name)
-    page = render(run, folder / SAMPLES_FILE)
-    target = folder / REPORT_FILE
-    partial = folder / f".{REPORT_FILE}.{os.getpid()}"
-    try:
-        partial.write_text(page, encoding="utf-8", errors="replace")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ReportFailed(f"{target}: cannot be written ({error.strerror}); free or fix the folder") from error
-    return target
+    pairs, missing = read_pairs(folder / SAMPLES_FILE)
+    shown = [sample.uid for pair in pairs for sample in (pair.before, pair.after) if sample is not None]
+    pages, pages_note = write_pages(folder, shown)
+    return write_page(folder / REPORT_FILE, _render(run, pairs, missing, pages, pages_note))
 
 
-def render(run: RunSummary, samples: Path) -> str:
+def _render(run: RunSummary, pairs: list[Pair], missing: str, pages: Mapping[str, PageLink], pages_note: str) -> str:
     """The page as text; everything that comes from the run is escaped."""
-    environment = Environment(
-        loader=PackageLoader("tide_trainer.report", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    script = _page_file("report.js")
-    pairs, missing = read_pairs(samples)
-    return environment.get_template("report.html.j2").render(
+    script = page_file("report.js")
+    template = templates().get_template("report.html.j2")
+    return template.render(
         run=run,
         verdict=verdict(run),
         breached=breached(run),
@@ -86,14 +64,16 @@ def render(run: RunSummary, samples: Path) -> str:
         config=_config(run.config),
         pairs=pairs,
         samples_note=missing,
+        pages=pages,
+        pages_note=pages_note,
         levels=LEGEND,
         moment=moment,
         percent=percent,
         quantity=quantity,
         seconds=seconds,
-        style=_page_file("report.css"),
+        style=page_file("report.css"),
         script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script_hash=script_hash(script),
     )
 
 
@@ -106,10 +86,6 @@ def main_report(run_dir: str | Path) -> int:
         return 2
     print(path)
     return 0
-
-
-def _page_file(name: str) -> str:
-    return (resources.files("tide_trainer.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def _parts(run: RunSummary) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tide_sdk.statistics import wilson
 from tide_trainer.report.formats import number, numbers_of
 
 Z_95 = 1.96
@@ -88,14 +89,6 @@ class RunSummary:
         """The success that the run aimed at, None if it had no target."""
         value = number(self.config.get("run"), "target_success")
         return value if value and 0 < value <= 1 else None
-
-
-def wilson(success: float, num: int) -> tuple[float, float]:
-    """The 95% Wilson interval of a success fraction measured on `num` episodes."""
-    square = Z_95 * Z_95
-    centre = (success + square / (2 * num)) / (1 + square / num)
-    half = Z_95 / (1 + square / num) * math.sqrt(success * (1 - success) / num + square / (4 * num * num))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def differs(first: Evaluation, last: Evaluation) -> bool:

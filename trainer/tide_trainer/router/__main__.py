@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from tide_sdk.serve import KEEP_ALIVE_S, announce
+from tide_sdk.serve import KEEP_ALIVE_S, announce, raise_file_limit
 from tide_trainer.channel import Channel, connect_channel
 from tide_trainer.images import ImageStore
 from tide_trainer.loop_lag import LoopLag
@@ -124,7 +124,9 @@ def main() -> None:
     parser.add_argument("--engine-timeout-s", type=float, default=300.0, help="longest generation")
     parser.add_argument("--keep-alive-s", type=float, default=10.0, help="a held stream gets a comment so often")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    uvloop.run(serve(parser.parse_args()))
+    arguments = parser.parse_args()
+    raise_file_limit()  # a held call holds a connection
+    uvloop.run(serve(arguments))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,6 @@ from tide_trainer.router.openai_wire import ApiError
 from tide_trainer.router.state import Flight, Limits, Session
 
 MAX_REPORTS = 4096
-MAX_NOTES = 32
-"""Refused reports that one answer names; more are only counted."""
 
 
 class Reports:
@@ -73,7 +71,7 @@ class Reports:
         flight = self._flight(reports[0]) if reports and reports[0].hold else None
         if flight is not None:
             await joined(flight)
-        return {**counts, "refused": refused[:MAX_NOTES]}
+        return {**counts, "refused": refused}
 
     def _owner(self, given: bytes) -> str | None:
         """The session whose key was given, None for the reporters' token."""

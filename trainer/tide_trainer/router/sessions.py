@@ -28,6 +28,8 @@ from tide_trainer.router.replies import Expected, Reply, is_answer, opened_think
 
 MAX_OPEN = 8
 """Segments of a session that may still be extended."""
+MAX_ENDS = 16
+"""Places at which a reply that the template wrote in its own way may end; beyond them it is a break."""
 Answers = Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Place in the conversation -> a message as the agent was answered, and as the template is to see it."""
 
@@ -63,18 +65,19 @@ class LastTurn:
     def rewritten_end_in(self, text: str, renderer: Renderer) -> int:
         """The same where the template wrote the JSON of the reply's calls in its own way.
 
-        The reply ends at the stop token's text; if the reply itself holds that text, at the one after those.
+        The reply ends at the first text of the stop token behind which it is whole: arguments may hold that text too.
         """
         if not self.stop or not text.startswith(self.prompt):
             return 0
-        end = start = len(self.prompt)
-        for _ in range(self.reply.count(self.stop) + 1):
-            end = text.find(self.stop, end) + len(self.stop)
-            if end < len(self.stop):
-                return 0
-        written = text[start : end - len(self.stop)]
         opened = bool(opened_thinking(self.prompt))
-        return end if same_but_for_json(written, self.reply, renderer.format, opened=opened) else 0
+        start, at = len(self.prompt), len(self.prompt)
+        for _ in range(MAX_ENDS):
+            if (end := text.find(self.stop, at)) < 0:
+                return 0
+            at = end + len(self.stop)
+            if same_but_for_json(text[start:end], self.reply, renderer.format, opened=opened):
+                return at
+        return 0
 
 
 @dataclass(eq=False, slots=True)
