@@ -15,7 +15,7 @@ from tide_sdk.cleanup import closing, entered_plain
 from tide_sdk.context import AgentContext
 from tide_sdk.context_images import ContextImages
 from tide_sdk.environment import StartInfo
-from tide_sdk.instance import InstanceThread
+from tide_sdk.instance_thread import InstanceThread
 from tide_sdk.wire import ObservationResponse
 
 _log = logging.getLogger("tide_sdk.blocking")

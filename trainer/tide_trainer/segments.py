@@ -24,11 +24,11 @@ def segment_data(segment: Segment) -> dict[str, Any]:
 
 def read_segment(data: Mapping[str, Any]) -> Segment:
     """The inverse of `segment_data`. Raises ValueError if the lists differ in length, or images do not fit the ids."""
-    ids, sampled, logprobs, versions = (tuple(data[name]) for name in ("token_ids", "sampled", "logprobs", "versions"))
-    if not len(ids) == len(sampled) == len(logprobs) == len(versions):
+    lists = {name: tuple(data[name]) for name in ("token_ids", "sampled", "logprobs", "versions")}
+    if len({len(values) for values in lists.values()}) != 1:
         raise ValueError("the lists of a segment differ in length")
     images = tuple(ImageSpan(*span) for span in data.get("images", ()))
-    segment = Segment(ids, sampled, logprobs, versions, images)
+    segment = Segment(**lists, images=images)
     if images:
         # Whatever the model's placeholder is: all ids of all images are it, and no other id is.
         place = images[0].start

@@ -20,7 +20,9 @@ class NoTraining:
         """Refused with BackendFailed."""
         _refuse()
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    async def score(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[types.ImageSpan]] = ()
+    ) -> list[list[float]]:
         """Refused with BackendFailed."""
         _refuse()
 
