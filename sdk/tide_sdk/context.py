@@ -39,6 +39,8 @@ class AgentContext(ImageContext):
         rewards: the reward of each turn so far, None where the environment gave none.
         observation: the environment's latest answer, None before the first turn.
         completion: the latest completion as the server gave it (usage, finish reason), None before the first.
+        cleanups: what the runner closes at the end.
+        local_tools: the agent's own tools.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class AgentContext(ImageContext):
         self._report_as = report_as or started.task_id
         self._max_turns = max_turns
         self._sampling = dict(sampling or {})
-        self._cleanups, self._local_tools = Cleanups(), LocalTools()
+        self.cleanups, self.local_tools = Cleanups(), LocalTools()
 
     @property
     def openai_base_url(self) -> str:
@@ -176,7 +178,7 @@ class AgentContext(ImageContext):
             TypeError: an annotation that has no schema.
         """
         taken = {str(tool.get("function", {}).get("name")) for tool in self.tools}
-        self.tools.append(self._local_tools.add(function, name, description, parameters, taken))
+        self.tools.append(self.local_tools.add(function, name, description, parameters, taken))
 
     async def run_tools(self, reply: Mapping[str, Any]) -> bool:
         """Run the calls of the agent's own tools in a reply, in order.
@@ -189,7 +191,7 @@ class AgentContext(ImageContext):
         """
         self._check_limit("run_tools")
         answers: list[tuple[str, Any]] = []
-        for call_id, run in self._local_tools.plan(reply):
+        for call_id, run in self.local_tools.plan(reply):
             result = run()
             answers.append((call_id, await result if inspect.isawaitable(result) else result))
         return self.tools_ran(reply, answers)
@@ -205,12 +207,12 @@ class AgentContext(ImageContext):
 
         The latest goes first. Each may take 30 s; one that fails is told in the result's `cleanup_errors`.
         """
-        self._cleanups.push(*closing(function))
+        self.cleanups.push(*closing(function))
 
     async def enter(self, manager: AbstractAsyncContextManager[T] | AbstractContextManager[T]) -> T:
         """Enter a context manager and have it left when the task ends, in whatever way; see `on_end`."""
         value, name, close = await entered(manager)
-        self._cleanups.push(name, close)
+        self.cleanups.push(name, close)
         return value
 
     async def report(
@@ -262,16 +264,6 @@ class AgentContext(ImageContext):
             growth_tokens=growth_tokens,
             hold=hold,
         )
-
-    @property
-    def cleanups(self) -> Cleanups:
-        """What the runner closes at the end."""
-        return self._cleanups
-
-    @property
-    def local_tools(self) -> LocalTools:
-        """The agent's own tools."""
-        return self._local_tools
 
     def _check_limit(self, call: str) -> None:
         if self.limit is not None:

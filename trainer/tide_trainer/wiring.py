@@ -83,20 +83,8 @@ async def wired(
             )
             await stack.enter_async_context(gateway)
             parts = Wired(
-                settings,
-                directory,
-                repository,
-                record,
-                keep_samples,
-                processes,
-                model,
-                backend,
-                engines,
-                engines_up,
-                gateway,
-                router,
-                workers,
-                demonstrators,
+                *(settings, directory, repository, record, keep_samples, processes, model),
+                *(backend, engines, engines_up, gateway, router, workers, demonstrators),
             )
             stack.push_async_callback(_shielded, parts.close)
             failing.pop_all()

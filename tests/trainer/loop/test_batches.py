@@ -9,7 +9,8 @@ from tide_trainer.errors import RunFailed
 from tide_trainer.loop.batches import batch_figures, success_rate, train_batch
 from tide_trainer.loop.prompts import PromptSource, demonstrations, held_out
 from tide_trainer.objectives import AdvantageSettings
-from tide_trainer.settings import TaskSettings, TrainSettings
+from tide_trainer.settings import TrainSettings
+from tide_trainer.settings_play import TaskSettings
 from tide_trainer.types import Group, ImageSpan
 
 

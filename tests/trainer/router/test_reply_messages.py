@@ -14,7 +14,7 @@ from tide_trainer import types
 from tide_trainer.router.replies import Expected, is_answer, read_reply
 from tide_trainer.router.reply_format import TOOL_FORMATS
 from tide_trainer.router.tool_calls import FORMATS, MAX_CALLS, MAX_CHARS, split_calls
-from tide_trainer.settings import ModelSettings
+from tide_trainer.settings_play import ModelSettings
 
 TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
 USER = [{"role": "user", "content": "you"}]

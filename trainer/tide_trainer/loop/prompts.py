@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tide_trainer.settings import TaskSettings
+from tide_trainer.settings_play import TaskSettings
 from tide_trainer.types import Prompt
 
 

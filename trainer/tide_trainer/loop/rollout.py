@@ -18,7 +18,8 @@ from tide_trainer.errors import RunFailed
 from tide_trainer.loop.prompts import PromptSource
 from tide_trainer.persistence.repository import RunRepository
 from tide_trainer.scheduling.staleness import BufferView, StalenessBuffers
-from tide_trainer.settings import AgentSettings, AlgorithmSettings
+from tide_trainer.settings import AlgorithmSettings
+from tide_trainer.settings_play import AgentSettings
 from tide_trainer.types import Group, Kind, Prompt, Trajectory
 
 _LOG = logging.getLogger(__name__)
