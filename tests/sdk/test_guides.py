@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from counting_model import counting_model
-from guide import GuideFailed, compare, play
+from guide import GuideFailed, blocks, compare, play
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = ("ten-minutes-environment.md", "ten-minutes-agent.md")
+PAGES = ("environments-from-elsewhere.md", "router.md", "sdk.md")
 
 
 @pytest.mark.parametrize("name", GUIDES)
@@ -20,6 +22,18 @@ def test_a_reader_who_types_everything_gets_what_the_guide_shows(name, tmp_path)
         ports = {"127.0.0.1:8000": f"127.0.0.1:{model_port}"}
         ports |= {word: str(free_port()) for word in ("8100", "8080")}
         assert play(DOCS / name, tmp_path, ports, str(Path(sys.executable).parent)) >= 4
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_programs_of_a_page_run_as_modules(name, tmp_path):
+    programs = [block.text for block in blocks((DOCS / name).read_text(encoding="utf-8")) if block.kind == "python"]
+    assert programs
+    # One after the other in one process: they define and wrap; what stands under `__main__` wants servers.
+    for number, program in enumerate(programs):
+        (tmp_path / f"block{number}.py").write_text(program, encoding="utf-8")
+    imports = "; ".join(f"import block{number}" for number in range(len(programs)))
+    done = subprocess.run([sys.executable, "-c", imports], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
