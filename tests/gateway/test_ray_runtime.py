@@ -194,9 +194,7 @@ async def test_a_driver_that_does_not_start_is_told_and_not_started_again_at_onc
     broken = environ() | {"PYTHONHOME": str(tmp_path)}
     runtime = RayRuntime(deployment, tmp_path / "logs", broken, ["a.test:1"])
     spec = ray_spec("a.test:1", *SMALL_COMMAND)
-    with pytest.raises(
-        LaunchFailed, match=r"the Ray cluster at a\.test:1( cannot be joined)?: its driver ended \(log: "
-    ):
+    with pytest.raises(LaunchFailed, match=r"the Ray cluster at a\.test:1 cannot be joined: its driver ended \(log: "):
         await runtime.launch("one", 0, spec, LAUNCH_S)
     log = tmp_path / "logs" / "ray-driver-0.log"
     num_bytes = log.stat().st_size

@@ -177,8 +177,10 @@ class RayLink:
                     limit=_MAX_LINE_BYTES,
                 )
             self._process = process
-            await self._send({"address": self.address, "namespace": self._namespace})
             assert process.stdout is not None
+            # A driver that ended at once is told by what it did not say, whether or not it still took the order.
+            with contextlib.suppress(ClusterAway):
+                await self._send({"address": self.address, "namespace": self._namespace})
             first = codec.loads(await asyncio.wait_for(process.stdout.readline(), INIT_S) or b"{}")
             if "ready" not in first:
                 raise ClusterAway(f"{self._where()} cannot be joined: {first.get('failed', 'its driver ended')}")
