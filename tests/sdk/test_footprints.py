@@ -148,3 +148,11 @@ async def test_a_held_report_is_repeated_with_its_sequence_until_it_is_answered(
     async with FootprintReporter("http://r", http=router, sleep=clock.sleep) as reporter:
         assert await reporter.report("t", 0, prompt_tokens=5, completion_tokens=2, hold=True)
     assert (reporter.num_sent, reporter.num_lost, len(router.batches)) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("sequence", [None, "x", [], {}, 1.5, 7])
+async def test_an_answer_that_refuses_what_was_never_sent_stops_no_report(sequence):
+    router = Router(Response(200, {}, codec.dumps({"refused": [{"sequence": sequence}, "?", None]})))
+    async with FootprintReporter("http://router", http=router, max_batch=1) as reporter, asyncio.timeout(10):
+        assert await asyncio.gather(*(report(reporter, turn=turn) for turn in range(3))) == [True] * 3
+    assert (reporter.num_sent, reporter.num_lost) == (3, 0)

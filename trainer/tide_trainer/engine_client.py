@@ -16,6 +16,7 @@ from tide_trainer import types
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 
 _ABORT_TIMEOUT_S = 2.0
+_MAX_ID = 2**31 - 1
 _ReadT = TypeVar("_ReadT")
 _REASONS = frozenset({"invalid", "unauthorized", "duplicate", "busy", "updating", "no_weights", "not_newer"})
 
@@ -212,8 +213,8 @@ def _checked(answer: Any) -> types.Completion:
     # `set(map(type, ...))` checks the types at C speed: this is on the way of every turn.
     if set(map(type, token_ids)) - {int} or set(map(type, logprobs)) - {float, int}:
         raise ValueError("token_ids must be whole numbers, logprobs numbers")
-    if len(token_ids) != len(logprobs) or (token_ids and min(token_ids) < 0):
-        raise ValueError(f"{len(token_ids)} ids and {len(logprobs)} log-probs, or a negative id")
+    if len(token_ids) != len(logprobs) or (token_ids and not 0 <= min(token_ids) <= max(token_ids) <= _MAX_ID):
+        raise ValueError(f"{len(token_ids)} ids and {len(logprobs)} log-probs, or an id that is none")
     return types.Completion(
         token_ids, logprobs, int(answer["cached_tokens"]), str(answer["finish_reason"]), int(answer["version"])
     )

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import importlib
 import secrets
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -24,6 +26,8 @@ from tide_sdk.wire import EndResponse, ObservationResponse, StartResponse
 
 PROMPT = "you> "
 END_LIMIT_S = 30.0
+LOOK_S = 0.25
+"""Seconds after which a signal is seen at the latest while a line is awaited."""
 _OVER = frozenset({"expired", "ended", "environment_failed", "environment_lost", "turn_expired", "stale_attempt"})
 """Errors after which the task takes no turn any more."""
 
@@ -68,9 +72,10 @@ class Keyboard:
         Raises:
             EOFError: there is none any more.
         """
-        if self._terminal:
-            return input(prompt)
-        line = self._stream.readline()
+        with _woken():
+            if self._terminal:
+                return input(prompt)
+            line = self._stream.readline()
         if not line:
             raise EOFError
         self._out.write(f"{prompt}{safe(line.rstrip(chr(10)))}\n")
@@ -86,6 +91,24 @@ class Keyboard:
             lines.append(line)
         text = "\n".join(lines)
         return f"/{text}" if text.startswith("/") else text  # between the quotes there are no commands
+
+
+@contextlib.contextmanager
+def _woken() -> Iterator[None]:
+    """Interrupts a read that waits, again and again, so that Python looks at its signals.
+
+    A signal that comes between Python's last look and the system's read, or to another thread, is otherwise only seen
+    with the next key.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 class PlaySession:

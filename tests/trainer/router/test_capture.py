@@ -201,3 +201,20 @@ def test_a_plan_that_is_not_committed_changes_nothing(renderers):
     before = capture.segments()
     capture.plan([user("you"), assistant("left"), user("yes")])
     assert capture.segments() == before
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama", "word"])
+@pytest.mark.parametrize("edit", [{0: "task yes"}, {2: "you left"}, {0: "task yes", 2: "you left"}])
+def test_s1_an_edit_of_the_same_length_breaks_though_the_replies_stand_in_their_places(name, edit, renderers):
+    renderer = renderers[name]
+    play = Play(renderer)
+    ids = [*renderer.encode_after("forward"), *renderer.stop_token_ids]
+    talk = [{"role": "user", "content": "go right"}]
+    for _ in range(2):
+        said = play.turn(talk, ids)
+        talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "see ball"}]
+    edited = [one | {"content": edit.get(place, one["content"])} for place, one in enumerate(talk)]
+    assert [len(one["content"]) for one in edited] == [len(one["content"]) for one in talk]
+    play.turn(edited, ids)
+    assert play.capture.num_breaks == 1
+    check_books(play)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tide_trainer import types
 from tide_trainer.router.replies import Expected, is_answer, read_reply
 from tide_trainer.router.reply_format import TOOL_FORMATS
-from tide_trainer.router.tool_calls import FORMATS, MAX_CALLS, MAX_CHARS, split_calls
+from tide_trainer.router.tool_calls import FORMATS, MAX_CALLS, MAX_CHARS, split_calls, write_arguments
 from tide_trainer.settings_play import ModelSettings
 
 TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
@@ -215,3 +215,13 @@ def test_the_settings_name_the_formats_that_there_are():
 
     assert words("tool_format") == set(TOOL_FORMATS)
     assert words("reasoning_format") == {"auto", "think", "none"}
+
+
+def test_arguments_that_grow_too_long_when_written_anew_are_another_message():
+    arguments = {"a": [1] * (MAX_CHARS // 3 + 1)}
+    call = {"id": "c00000000", "type": "function", "function": {"name": "go", "arguments": write_arguments(arguments)}}
+    answered = {"role": "assistant", "content": None, "tool_calls": [call]}
+    short = json.dumps(arguments, separators=(",", ":"))
+    assert len(short) < MAX_CHARS < len(call["function"]["arguments"])
+    sent = {**answered, "tool_calls": [{**call, "function": {"name": "go", "arguments": short}}]}
+    assert not is_answer(sent, answered)

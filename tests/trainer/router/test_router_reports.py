@@ -156,3 +156,20 @@ async def test_held_reports_go_alone_and_their_number_is_bounded(live):
     assert (await post(live, {"sequence": 9, "hold": True}))[0] == 429
     live.control.close({"session": "s"})
     assert {status for status, _ in await asyncio.gather(*waiting)} == {410}
+
+
+async def test_a_held_report_that_is_repeated_after_a_newer_report_still_waits(live):
+    live.auto_rank = None
+    gone = asyncio.Event()
+    waiting = asyncio.create_task(post(live, {"sequence": 2, "hold": True}, gone=gone))
+    await settle()
+    gone.set()
+    assert await waiting == (None, None)
+    assert (await post(live, {"sequence": 3, "context_tokens": 9}))[1]["accepted"] == 1
+    again = asyncio.create_task(post(live, {"sequence": 2, "hold": True}))
+    await settle()
+    assert not again.done(), "nobody has let it go on"
+    live.grant(live.events[-1][1]["call"], "r0")
+    assert (await again)[1]["stale"] == 1
+    assert live.events[-1][1]["context_tokens"] == 9
+    assert (await post(live, {"sequence": 4, "context_tokens": 2001, "hold": True}))[1]["refused"]

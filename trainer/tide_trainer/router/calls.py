@@ -32,6 +32,8 @@ from tide_trainer.router.state import Grant, Limits, Session
 
 _LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
+MAX_PLANNED_BYTES = 131_072
+"""A longer request is planned in a thread: its encoding may take a second, in which no other session would go on."""
 _REFUSED_STATUS = {
     "context_length_exceeded": 400,
     "rate_limit_exceeded": 429,
@@ -95,8 +97,13 @@ class Calls:
         kind = "invalid_request_error" if status < 500 else "server_error"
         self._take(call).set_exception(ApiError(status, code, message, kind=kind))
 
-    async def run(self, session: Session, request: ChatRequest | CompletionRequest) -> Answer:
+    async def run(self, session: Session, request: ChatRequest | CompletionRequest, num_bytes: int) -> Answer:
         """One call from its arrival to its answer, in the session's order.
+
+        Args:
+            session: whose call it is.
+            request: what is asked.
+            num_bytes: of the request's body.
 
         Raises:
             ApiError: every failure, ready to be answered.
@@ -105,12 +112,16 @@ class Calls:
             session.used_s = time.monotonic()
             if isinstance(request, ChatRequest):
                 request = await self.images.referred(session.capture.images, request)
-            turn, sampling = plan_call(session, request, self._renderer, self._limits)
+            if num_bytes > MAX_PLANNED_BYTES:  # the lock keeps the capture as it is meanwhile
+                about = (session, request, self._renderer, self._limits)
+                turn, sampling = await asyncio.to_thread(plan_call, *about)
+            else:
+                turn, sampling = plan_call(session, request, self._renderer, self._limits)
             for attempt in range(MAX_ATTEMPTS):
                 number = self.number()
                 reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
                 if reply is not None:
-                    return self._answer(session, turn, number, *reply)
+                    return self._answer(session, turn, number, *reply, request.token_ids)
             raise ApiError(
                 503, "engine_unavailable", f"{MAX_ATTEMPTS} ranks failed or refused this call", kind="server_error"
             )
@@ -216,6 +227,7 @@ class Calls:
         completion: types.Completion,
         grant: Grant,
         engine_s: float,
+        token_ids: bool,
     ) -> Answer:
         version = completion.version if completion.version >= 0 else grant.version
         session.capture.commit(turn, reply, version)
@@ -260,7 +272,7 @@ class Calls:
             cached_tokens=completion.cached_tokens,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
-            prompt_ids=turn.prompt_ids,
+            prompt_ids=turn.prompt_ids if token_ids else (),
             version=version,
         )
 

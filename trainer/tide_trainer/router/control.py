@@ -108,7 +108,7 @@ class Control:
                 tuple(sampling.get("stop_token_ids", ())),
             ),
             max_context_tokens=int(data["max_context_tokens"]),
-            capture=Capture(self._renderer),
+            capture=Capture(self._renderer, int(data["max_context_tokens"])),
             training=sampling.get("kind", "train") == "train",
             used_s=time.monotonic(),
         )

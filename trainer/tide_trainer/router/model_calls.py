@@ -69,30 +69,33 @@ class ModelCalls:
         request = form.read(asgi.parse_json(body))
         head = _head(session, request)
         digest = hashlib.blake2b(body, digest_size=16, person=endpoint[:16].encode()).digest()
-        retried = headers.get(RETRY_HEADER) != b"0"
+        count = headers.get(RETRY_HEADER)
+        retried = count != b"0"
         gone = asyncio.create_task(disconnected(receive))
         try:
-            answer = _known(session, digest, retried=retried)
-            if answer is None:
-                flight = self._flight(session, digest, request, retried=retried)
-                answer = await self._landed(flight, gone, outlet, head if request.stream else None)
-            lost = True
-            try:
-                if gone.done():
-                    raise asgi.ClientGone
-                if request.stream:
-                    await outlet.stream(form.events(answer, request, self._renderer.token_text), head, gone)
-                else:
-                    await outlet.whole(form.write(answer, request, self._renderer.token_text), head)
-                lost = False
-            finally:
-                if session.last is not None and session.last.answer is answer:
-                    session.last.lost = lost
+            known = _known(session, digest, count)
+            if known is None:
+                flight = self._flight(session, digest, request, len(body), retried=retried)
+                known = await self._landed(flight, gone, outlet, head if request.stream else None)
+            answer, known.lost = known.answer, True
+            if gone.done():
+                raise asgi.ClientGone
+            if request.stream:
+                await outlet.stream(form.events(answer, request, self._renderer.token_text), head, gone)
+            else:
+                await outlet.whole(form.write(answer, request, self._renderer.token_text), head)
+            known.lost = False
         finally:
             gone.cancel()
 
     def _flight(
-        self, session: Session, digest: bytes, request: ChatRequest | CompletionRequest, *, retried: bool
+        self,
+        session: Session,
+        digest: bytes,
+        request: ChatRequest | CompletionRequest,
+        num_bytes: int,
+        *,
+        retried: bool,
     ) -> Flight:
         """The call in flight that this one repeats, the latest such, or a new one."""
         if retried:
@@ -103,19 +106,25 @@ class ModelCalls:
             message = f"{self._limits.max_waiting_calls} calls of this session are in flight; wait for one"
             raise ApiError(429, "rate_limit_exceeded", message, kind="rate_limit_error")
         key = digest + b"%d" % next(self._fresh)
-        flight = session.flights[key] = Flight(asyncio.create_task(self._calls.run(session, request)))
 
-        def landed(task: asyncio.Task[Answer]) -> None:
+        async def run() -> Answered:
+            answered = Answered(digest, await self._calls.run(session, request, num_bytes))
+            session.answered.append(answered)
+            return answered
+
+        flight = session.flights[key] = Flight(asyncio.create_task(run()))
+
+        def landed(task: asyncio.Task[Answered]) -> None:
             session.flights.pop(key, None)
-            if not task.cancelled() and task.exception() is None:
-                session.last = Answered(digest, task.result())
+            if not task.cancelled():
+                task.exception()  # its waiters may all be gone
 
         flight.task.add_done_callback(landed)
         return flight
 
     async def _landed(
         self, flight: Flight, gone: asyncio.Task[None], outlet: Outlet, stream_head: Headers | None
-    ) -> Answer:
+    ) -> Answered:
         """The flight's answer; it has deadlines of its own, and a stream is kept alive meanwhile.
 
         A client that goes away leaves the flight, and the last one to leave cancels it.
@@ -142,15 +151,18 @@ class ModelCalls:
         raise ApiError(410, "session_ended", "the session ended while this call waited")
 
 
-def _known(session: Session, digest: bytes, *, retried: bool) -> Answer | None:
-    """The last answer, if this call repeats it.
+def _known(session: Session, digest: bytes, count: bytes | None) -> Answered | None:
+    """The answer that this call repeats, None for a new call.
 
-    The official client counts its retries. A client that does not is taken to repeat a call, never to want a second
-    sample of the same messages: a doubled capture is worse than an answer given twice. Whoever asks, an answer that
-    never arrived is given again.
+    The official client counts its retries; other calls of the session may have been answered since. A client that does
+    not count is taken to repeat its last call, never to want a second sample of the same messages: a doubled capture is
+    worse than an answer given twice. Whoever asks, an answer that never arrived is given again.
     """
-    last = session.last
-    return last.answer if last is not None and last.digest == digest and (retried or last.lost) else None
+    for place, one in enumerate(reversed(session.answered)):
+        repeats = place == 0 if count is None else count != b"0"
+        if one.digest == digest and (repeats or one.lost):
+            return one
+    return None
 
 
 def _head(session: Session, request: ChatRequest | CompletionRequest) -> Headers:

@@ -17,8 +17,10 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 512
 MAX_PARTS = 1024
 MAX_STOP = 4
+MAX_STOP_CHARS = 1024
 MAX_NAMED = 32
-"""Ignored fields that are named; the rest are left out of the header."""
+MAX_NAME_CHARS = 64
+"""Ignored fields that are named, and their longest name; the rest are left out of the header."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # name -> values that change nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -132,8 +134,7 @@ def _options(body: Mapping[str, Any], known: Collection[str], limits: tuple[str,
         "stream": _flag(body, "stream"),
         "include_usage": bool(stream_options) and _flag(stream_options, "include_usage"),
         "token_ids": _flag(body, "return_token_ids"),
-        # Only plain names: they go into a header.
-        "ignored": tuple(sorted(name for name in unknown if name.isascii() and name.isidentifier()))[:MAX_NAMED],
+        "ignored": tuple(sorted(name for name in unknown if _goes_into_a_header(name)))[:MAX_NAMED],
     }
 
 
@@ -151,7 +152,8 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         raise invalid("messages", f"more than {MAX_MESSAGES} messages")
     messages: list[dict[str, Any]] = []
     for index, message in enumerate(value):
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in _ROLES:
             raise invalid(f"messages[{index}].role", f"messages[{index}] needs a role out of {sorted(_ROLES)}")
         clean = {name: field for name, field in message.items() if field is not None}
         clean["content"] = _content(message.get("content"), index)
@@ -232,9 +234,17 @@ def _stop(value: Any) -> tuple[str, ...]:
     words = [value] if isinstance(value, str) else value or []
     if not isinstance(words, list) or len(words) > MAX_STOP or not all(isinstance(w, str) and w for w in words):
         raise invalid("stop", f"stop must be a text or a list of at most {MAX_STOP} texts that are not empty")
+    if any(len(word) > MAX_STOP_CHARS for word in words):
+        raise invalid("stop", f"a text of stop has more than {MAX_STOP_CHARS} characters")
     return tuple(words)
 
 
+def _goes_into_a_header(name: str) -> bool:
+    return len(name) <= MAX_NAME_CHARS and name.isascii() and name.isidentifier()
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
+    if isinstance(value, (dict, list)):  # it may be deeper than Python can show
+        return "this object" if isinstance(value, dict) else "this list"
+    text = repr(value[:80] if isinstance(value, str) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

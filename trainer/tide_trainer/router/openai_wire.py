@@ -91,7 +91,7 @@ class Answer:
         finish_reason: stop, length or tool_calls.
         token_ids: [N] sampled ids.
         logprobs: [N] their log-probs.
-        prompt_ids: [T] what the engine was given.
+        prompt_ids: [T] what the engine was given, empty where it was not asked for.
         version: model version that sampled, negative if unknown.
     """
 

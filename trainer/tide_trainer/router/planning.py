@@ -6,7 +6,7 @@ from tide_trainer import types
 from tide_trainer.images import check_spans
 from tide_trainer.router.openai_wire import ApiError, ChatRequest, CompletionRequest
 from tide_trainer.router.renderer import Renderer, RenderError
-from tide_trainer.router.sessions import PlannedTurn
+from tide_trainer.router.sessions import PlannedTurn, PromptTooLong
 from tide_trainer.router.state import Limits, Session
 
 
@@ -24,19 +24,15 @@ def plan_call(
         turn = _planned(session, request, renderer)
     except RenderError as error:
         raise ApiError(400, "template_refused", str(error), param=where) from error
+    except PromptTooLong as error:
+        raise _too_long(session, str(error), where) from error
     check_images(turn, renderer)
     prompt_tokens = len(turn.prompt_ids)
     room = session.max_context_tokens - prompt_tokens
     # A limit that the agent set itself is kept or refused; the session's own is cut to what is left.
     max_new = request.max_new_tokens or min(session.sampling.max_new_tokens, room)
     if max_new > room or room < 1:
-        raise ApiError(
-            400,
-            "context_length_exceeded",
-            f"the context holds {session.max_context_tokens} tokens: {prompt_tokens} in the {where} and "
-            f"{max(max_new, 1)} to be sampled are too many; shorten the {where}",
-            param=where,
-        )
+        raise _too_long(session, f"{prompt_tokens}", where, f" and {max(max_new, 1)} to be sampled")
     if prompt_tokens == 0:
         raise ApiError(400, "invalid_value", f"the {where} render to no token at all", param=where)
     if session.capture.num_tokens + prompt_tokens > limits.max_session_tokens:
@@ -46,6 +42,11 @@ def plan_call(
         single = (renderer.single_token(word) for word in request.stop)
         stop_ids = tuple({*stop_ids, *(token_id for token_id in single if token_id is not None)})
     return turn, types.Sampling(temperature, max_new, stop_ids)
+
+
+def _too_long(session: Session, much: str, where: str, more: str = "") -> ApiError:
+    words = f"the context holds {session.max_context_tokens} tokens: {much} in the {where}{more} are too many"
+    return ApiError(400, "context_length_exceeded", f"{words}; shorten the {where}", param=where)
 
 
 def check_images(turn: PlannedTurn, renderer: Renderer) -> None:

@@ -24,6 +24,9 @@ from tide_trainer.images import ImageTokens
 from tide_trainer.router.reply_format import THINK_CLOSE, THINK_OPEN, detect_format, shown_messages
 from tide_trainer.router.tool_calls import FORMATS
 
+MAX_TOKEN_ID = 2**32
+"""The tokenizer's own type ends here."""
+
 
 class RenderError(ValueError):
     """The chat template refused the messages; the words are the template's own."""
@@ -157,7 +160,7 @@ class Renderer:
 
     def knows(self, token_id: int) -> bool:
         """True if the tokenizer has a token of that id."""
-        return self._tokenizer.id_to_token(token_id) is not None
+        return token_id < MAX_TOKEN_ID and self._tokenizer.id_to_token(token_id) is not None
 
     def single_token(self, text: str) -> int | None:
         """The id if the text is one token of its own, else None."""

@@ -211,6 +211,6 @@ def _is_call(theirs: Any, ours: Mapping[str, Any]) -> bool:
         return False
     try:
         given = read_arguments(arguments) if isinstance(arguments, str) else arguments
+        return codec.same(given, read_arguments(expected))
     except ValueError:
         return False
-    return codec.same(given, read_arguments(expected))

@@ -110,8 +110,8 @@ class Reports:
     def _flight(self, report: Footprint) -> Flight | None:
         """The wait of a held report, begun with it or joined by its repetition; None where nothing holds it."""
         session = self._control.sessions.get(report.task)
-        if session is None or session.reported is None or session.reported.sequence != report.sequence:
-            return None
+        if session is None or session.reported is None or report.sequence > session.reported.sequence:
+            return None  # refused
         if session.num_calls or session.passed >= report.sequence:
             return None
         key = b"report %d" % report.sequence
@@ -127,8 +127,8 @@ class Reports:
     async def _pass(self, session: Session, sequence: int) -> None:
         """Hold the loop, as a call is held, until the main process lets its task go on."""
         async with session.lock:
-            if session.num_calls or session.reported is None:
-                return  # the router measures the session meanwhile
+            if session.num_calls or session.reported is None or session.passed >= sequence:
+                return  # the router measures the session meanwhile, or a newer report has passed
             call, context_tokens = self._calls.number(), max(1, session.reported.context_tokens)
             about: dict[str, Any] = {"session": session.name, "call": call, "context_tokens": context_tokens}
             most = min(session.sampling.max_new_tokens, max(1, session.max_context_tokens - context_tokens))

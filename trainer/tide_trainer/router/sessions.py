@@ -17,7 +17,7 @@ Several segments stay open, so that an agent that alternates between two convers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ MAX_OPEN = 8
 """Segments of a session that may still be extended."""
 MAX_ENDS = 16
 """Places at which a reply that the template wrote in its own way may end; beyond them it is a break."""
+MAX_TOKEN_CHARS = 32
+"""Characters of a prompt for each token of the context; a longer prompt is refused before it is encoded."""
 Answers = Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Place in the conversation -> a message as the agent was answered, and as the template is to see it."""
 
@@ -135,10 +137,20 @@ class PlannedTurn:
     raw: bool = False
 
 
-class Capture:
-    """The segments of one session."""
+class PromptTooLong(ValueError):
+    """The prompt is so long that it is not even encoded."""
 
-    def __init__(self, renderer: Renderer) -> None:
+
+class Capture:
+    """The segments of one session.
+
+    Args:
+        renderer: of the session's model.
+        max_context_tokens: bounds what is encoded; None encodes all.
+    """
+
+    def __init__(self, renderer: Renderer, max_context_tokens: int | None = None) -> None:
+        self._max_tokens = max_context_tokens
         self.images = PromptImages(renderer.images)
         self._renderer = renderer
         self._segments: list[OpenSegment] = []
@@ -162,9 +174,12 @@ class Capture:
 
         Raises:
             RenderError: the template refuses the messages.
+            PromptTooLong: they cannot fit.
         """
         messages, answers = self._restored(messages)
-        text = self.images.keyed(self._renderer.render(messages, tools), messages)
+        text = self._renderer.render(messages, tools)
+        self._bounded(text, MAX_TOKEN_CHARS, "characters")
+        text = self.images.keyed(text, messages)
         segment, length = self._continued(text)
         prompt_ids, images = self._encoded(segment, text[length:] if segment else text)
         opened = opened_thinking(text) if self._renderer.format.reasoning != "none" else ""
@@ -172,13 +187,20 @@ class Capture:
         return PlannedTurn(segment, text, prompt_ids, expected, len(messages), answers, images)
 
     def plan_text(self, text: str) -> PlannedTurn:
-        """The prompt of the next turn as raw text, which no template touches."""
+        """The prompt of the next turn as raw text, which no template touches. Raises PromptTooLong."""
+        self._bounded(text, MAX_TOKEN_CHARS, "characters")
         self.images.keyed(text, ())
         segment, length = self._continued(text)
         return self._raw(segment, text, self._encoded(segment, text[length:] if segment else text)[0])
 
     def plan_ids(self, ids: Sequence[int]) -> PlannedTurn:
-        """The prompt of the next turn as token ids. Raises RenderError for an id that the tokenizer does not know."""
+        """The prompt of the next turn as token ids.
+
+        Raises:
+            RenderError: the tokenizer does not know an id.
+            PromptTooLong: there are more than fit.
+        """
+        self._bounded(ids, 1, "tokens")
         best, length = None, 0
         for segment in self._segments[-MAX_OPEN:]:
             if length < len(segment.ids) < len(ids) and segment.ids == ids[: len(segment.ids)]:
@@ -188,6 +210,10 @@ class Capture:
             if not self._renderer.knows(token_id):
                 raise RenderError(f"prompt[{place}]: the tokenizer has no token {token_id}")
         return self._raw(best, self._renderer.decode_after(ids), list(ids))
+
+    def _bounded(self, prompt: Sized, most_of_each: int, units: str) -> None:
+        if self._max_tokens is not None and len(prompt) > self._max_tokens * most_of_each:
+            raise PromptTooLong(f"{len(prompt)} {units}")
 
     def _raw(self, segment: OpenSegment | None, text: str, prompt_ids: list[int]) -> PlannedTurn:
         images = segment.images if segment else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,9 @@ from tide_sdk.footprints import Footprint
 from tide_trainer import types
 from tide_trainer.router.openai_wire import Answer
 from tide_trainer.router.sessions import Capture
+
+MAX_ANSWERED = 8
+"""Answers of a session that are kept for retries: as many as its calls may be in flight side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Session:
 
     Attributes:
         training: what is captured is trained on; else the run measures, at its own temperature.
+        answered: the latest answers, the newest last.
         reported: the newest footprint that a loop with its own engine told.
         passed: the sequence of the last held report that was let go.
     """
@@ -68,7 +73,7 @@ class Session:
     training: bool = True
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     flights: dict[bytes, Flight] = field(default_factory=dict)
-    last: Answered | None = None
+    answered: deque[Answered] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERED))
     num_calls: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -80,7 +85,7 @@ class Session:
 
 @dataclass(eq=False, slots=True)
 class Answered:
-    """The latest answer of a session, for calls that are made again.
+    """One of the latest answers of a session, for calls that are made again.
 
     Attributes:
         digest: of the request's body.
