@@ -132,6 +132,9 @@ def decode(data: bytes) -> Image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageRefused(f"an image of {width} x {height}: give at most {MAX_PIXELS} pixels")
+            if image.mode.startswith("I"):
+                # 16 bits of grey, of which Pillow would make white wherever it is not nearly black.
+                return image.point(lambda value: value * (1 / 257)).convert("L").convert("RGB")
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, Pillow.DecompressionBombError) as error:
         raise ImageRefused(f"an image that cannot be decoded ({error}): give {', '.join(FORMATS)}, whole") from error

@@ -194,7 +194,7 @@ def _done(channel: Channel, session: str, result: TaskResult, context: AgentCont
         "metrics": dict(result.metrics),
         "error": result.error,
         "cleanup_errors": list(result.cleanup_errors),
-        "messages": _told(context.messages) if context is not None else [],
+        "messages": without_bytes(context.messages) if context is not None else [],
         "rewards": context.rewards if context is not None else [],
     }
     try:
@@ -204,11 +204,6 @@ def _done(channel: Channel, session: str, result: TaskResult, context: AgentCont
         note = f"messages and metrics are left out: {error}"
         told = f"{result.error}; {note}" if result.error else note
         channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})
-
-
-def _told(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the bytes of images; what the agent has put there that is no message stays as it is."""
-    return without_bytes(messages) if all(isinstance(one, dict) for one in messages) else messages
 
 
 def _spec(data: Mapping[str, Any]) -> TaskSpec:
