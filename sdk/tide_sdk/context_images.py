@@ -180,4 +180,4 @@ def without_bytes(messages: Any) -> list[dict[str, Any]]:
         return url if data is None or media_type is None else ImageRef(digest_of(data), media_type).url
 
     found = cast("list[Any]", messages) if isinstance(messages, list) else []
-    return [with_urls([one], referred)[0] if isinstance(one, dict) else one for one in found]
+    return [with_urls([cast("dict[str, Any]", one)], referred)[0] if isinstance(one, dict) else one for one in found]
