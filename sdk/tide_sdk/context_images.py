@@ -9,7 +9,7 @@ model's server takes references (the router): each image is put there once, as s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tide_sdk.client import GatewayClient
 from tide_sdk.image_window import ImageWindow
@@ -169,12 +169,15 @@ class ImageContext:
         return await self.images.sendable(self.messages)
 
 
-def without_bytes(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with references in place of the images in them, for records: an image is named, not held."""
+def without_bytes(messages: Any) -> list[dict[str, Any]]:
+    """What an agent has left as its conversation, with references in place of the images in it, for records: an image
+    is named, not held. What is no message stays as it is; what is no list is none.
+    """
 
     def referred(url: str) -> str:
         data = read_data_url(url)
         media_type = None if data is None else media_type_of(data)
         return url if data is None or media_type is None else ImageRef(digest_of(data), media_type).url
 
-    return with_urls(messages, referred)
+    found = cast("list[Any]", messages) if isinstance(messages, list) else []
+    return [with_urls([cast("dict[str, Any]", one)], referred)[0] if isinstance(one, dict) else one for one in found]

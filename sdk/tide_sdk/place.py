@@ -67,13 +67,16 @@ def place_of(target: str | None, gateway: str | None, environment: str | None, o
 
 
 @contextlib.asynccontextmanager
-async def reached(place: Place, token: str | None, capacity: int) -> AsyncGenerator[tuple[GatewayClient, str]]:
+async def reached(
+    place: Place, token: str | None, capacity: int, *, references: bool
+) -> AsyncGenerator[tuple[GatewayClient, str]]:
     """A client of the place and the environment's name there; a class is served by a child on a private socket.
 
     Args:
         place: where.
         token: of the gateway or server.
         capacity: tasks that a served class shall hold.
+        references: a gateway answers references in the place of images, as `GatewayClient` says.
 
     Raises:
         NotReady: nobody answers there, or there is no such environment.
@@ -92,7 +95,7 @@ async def reached(place: Place, token: str | None, capacity: int) -> AsyncGenera
             url, token = server.url, None
         assert url is not None
         try:
-            client = await stack.enter_async_context(GatewayClient(url, token=token))
+            client = await stack.enter_async_context(GatewayClient(url, token=token, references=references))
         except ValueError as error:
             raise NotReady(f"{url!r} is no URL: {error}") from error
         yield client, await reach_gateway(client, place.environment)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from openai_server import serving
 
+from tide_sdk import place
 from tide_sdk.cli import main
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -196,3 +197,29 @@ def test_where_nothing_works_the_rest_is_left_for_a_resume(evaluation, model):
     assert code == 1, out
     assert "stopped early: 20 plays in a row failed" in out
     assert len(evaluation.lines()) < 40
+
+
+def test_an_evaluation_with_screenshots_records_their_names_and_sends_the_model_the_images(evaluation, model):
+    tasks = evaluation.folder / "tasks.jsonl"
+    task = {"turns": 12, "width": 200, "height": 100, "noisy_rows": 50}
+    tasks.write_text(json.dumps({"task": task, "seed": 1}) + "\n")
+    code, out = evaluation.run("screenshot_environment:Screenshots", "--tasks", str(tasks))
+    assert code == 0, out
+    (record,) = evaluation.records()
+    assert (record["outcome"], record["turns"], len(record["messages"])) == ("completed", 12, 25)
+    told = (evaluation.out / "results.jsonl").read_bytes()
+    assert told.count(b"tide-blob:sha256:") == 13
+    assert b"data:image" not in told + (evaluation.out / "report.html").read_bytes()
+    assert len(told) < 10_000
+    assert "data:image/png" in json.dumps(model.bodies[-1])
+
+
+@pytest.mark.parametrize("references", [True, False])
+async def test_a_gateway_is_asked_for_references_where_a_command_wants_them(references, monkeypatch):
+    async def found(client, environment):
+        return environment
+
+    monkeypatch.setattr(place, "reach_gateway", found)
+    there = place.place_of("toy", "http://127.0.0.1:9", None, ())
+    async with place.reached(there, None, 1, references=references) as (client, environment):
+        assert (client.references, environment) == (references, "toy")

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from tide_sdk.environment import StartInfo
 from tide_sdk.server import EnvironmentServer
 from tide_sdk.wire import Message
-from tide_sdk.wrappers.gymnasium import GymnasiumEnvironment, wrap
+from tide_sdk.wrappers.gymnasium import GymnasiumEnvironment, image_part, wrap
 from tide_sdk.wrappers.gymnasium_actions import BadAction, expected, read_action
 from tide_sdk.wrappers.plain import plain
 
@@ -191,3 +191,24 @@ async def test_bad_task_parameters_and_wrong_names_are_told(asgi):
 def test_large_arrays_are_told_by_their_shape():
     assert plain({"a": numpy.zeros((100, 100))}) == {"a": "array of shape (100, 100), float64"}
     assert json.dumps(plain([numpy.int32(3), (numpy.bool_(True), b"x", None)])) == "[3, [true, \"b'x'\", null]]"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        numpy.full((4, 4, 3), 0.5),
+        numpy.full((4, 4, 3), 300),
+        numpy.full((4, 4, 3), -1),
+        numpy.full((4, 4, 3), numpy.nan),
+        numpy.zeros((0, 4, 3)),
+    ],
+)
+def test_a_frame_that_would_be_shown_as_another_picture_is_refused(frame):
+    with pytest.raises(ValueError, match=r"render\(\) gave"):
+        image_part(frame)
+
+
+def test_a_frame_of_whole_numbers_of_another_type_is_shown_as_it_is():
+    assert image_part(numpy.full((4, 4, 3), 200, dtype=numpy.int64)) == image_part(
+        numpy.full((4, 4, 3), 200, dtype=numpy.uint8)
+    )

@@ -270,3 +270,8 @@ def test_a_record_names_the_images_that_an_agent_put_in_itself():
     assert record[0]["content"][0]["image_url"]["url"] == ImageRef(digest_of(data), "image/png").url
     assert (record[0]["content"][1], record[1]) == ({"type": "text", "text": "mine"}, {"role": "user"})
     assert shown_in(messages) == [b"x"], "the agent's own messages are left as they are"
+
+
+@pytest.mark.parametrize("left", [None, "words", {"role": "user"}, ["words", None, 3]])
+def test_whatever_an_agent_leaves_as_its_conversation_has_a_record(left):
+    assert without_bytes(left) == (left if isinstance(left, list) else [])

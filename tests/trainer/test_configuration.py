@@ -221,3 +221,10 @@ def test_modules_beside_the_configuration_are_found_whatever_the_working_directo
     assert "players.nobody" in told
     assert str(folder) in told
     assert str(tmp_path / "elsewhere") in told
+
+
+def test_a_window_that_keeps_as_many_images_as_it_allows_is_refused(config):
+    assert (load(config, []).agent.max_images, load(config, []).agent.keep_images) == (10, 5)
+    assert load(config, ["agent.max_images=0"]).agent.max_images == 0
+    with pytest.raises(ConfigurationError, match=r"keep_images 5 must be below max_images 4"):
+        load(config, ["agent.max_images=4"])

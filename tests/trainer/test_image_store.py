@@ -226,3 +226,16 @@ def test_wrong_spans_name_the_place(ids, spans, placeholder, told):
 def test_ids_without_images_pass_in_any_model():
     check_spans((1, 2, 3), (), PAD)
     check_spans((1, 2, PAD), (), None)
+
+
+def test_sixteen_bits_of_grey_keep_their_shades():
+    side, file = 256, io.BytesIO()
+    ramp = Image.new("I;16", (side, 1))
+    for column in range(side):
+        ramp.putpixel((column, 0), column * 257)
+    ramp.save(file, "PNG")
+    with decode(file.getvalue()) as image:
+        shades = [image.getpixel((column, 0)) for column in range(side)]
+    assert all(abs(shade[0] - column) <= 1 for column, shade in enumerate(shades)), (
+        "Pillow's own makes 255 of nearly all"
+    )

@@ -9,19 +9,18 @@ One decoder (`decode`) serves engines and training ranks, so that both see the s
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import hashlib
 import io
 import math
 import os
 import re
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tide_trainer import model_files
+from tide_trainer import image_files, model_files
 from tide_trainer.errors import ConfigurationError, ImageFailed, ImageRefused
 from tide_trainer.types import ImageSpan
 
@@ -52,7 +51,7 @@ class ImageStore:
         self._max_bytes = max_bytes
 
     def put(self, data: bytes) -> str:
-        """Keeps an image and returns its digest; the same bytes again change nothing. Blocks on the disk.
+        """Keeps an image and returns its digest; the same bytes again only make it young. Blocks on the disk.
 
         Raises:
             ImageRefused: it is empty or above `max_bytes`.
@@ -63,11 +62,13 @@ class ImageStore:
         digest = hashlib.sha256(data).hexdigest()
         path = self.folder / digest
         try:
-            # A machine that lost power may leave a file of the right name and a wrong length.
-            if path.is_file() and path.stat().st_size == len(data):
-                return digest
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, data)
+            with image_files.locked(self.folder, fcntl.LOCK_SH):
+                # A machine that lost power may leave a file of the right name and a wrong length.
+                if path.is_file() and path.stat().st_size == len(data):
+                    os.utime(path)
+                else:
+                    image_files.write_whole(path, data)
         except OSError as error:
             fix = "free some space, or give run.directory another disk"
             raise ImageFailed(f"image {digest[:12]} cannot be written to {self.folder} ({error}); {fix}") from error
@@ -98,6 +99,18 @@ class ImageStore:
             raise ImageFailed(f"{path} does not hold the bytes of its name; remove the file and put the image again")
         return data
 
+    def prune(self, before_s: float, keep: Collection[str]) -> tuple[int, int]:
+        """Removes images that were last put before a moment; (how many, their bytes). Blocks on the disk.
+
+        Args:
+            before_s: Unix time.
+            keep: digests that stay however old they are.
+
+        Raises:
+            OSError: the folder cannot be read or written.
+        """
+        return image_files.prune(self.folder, before_s, keep)
+
 
 def checked_digest(digest: object) -> str:
     """The digest itself. Raises ImageRefused unless it is 64 lower-case hex digits."""
@@ -119,6 +132,9 @@ def decode(data: bytes) -> Image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageRefused(f"an image of {width} x {height}: give at most {MAX_PIXELS} pixels")
+            if image.mode.startswith("I"):
+                # 16 bits of grey, of which Pillow would make white wherever it is not nearly black.
+                return image.point(lambda value: value * (1 / 257)).convert("L").convert("RGB")
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, Pillow.DecompressionBombError) as error:
         raise ImageRefused(f"an image that cannot be decoded ({error}): give {', '.join(FORMATS)}, whole") from error
@@ -262,15 +278,3 @@ def _check_no_placeholder(token_ids: Sequence[int], begin: int, end: int, placeh
     if placeholder_id in between:
         place = begin + between.index(placeholder_id)
         raise ValueError(f"a placeholder id at {place} belongs to no image")
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    handle, part = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise

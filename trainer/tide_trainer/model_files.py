@@ -37,3 +37,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigurationError("model.path", f"{path} holds no JSON object")
     return data
+
+
+def vocab_size(folder: Path) -> int:
+    """Ids of the model's vocabulary, as its configuration says."""
+    config = read_json(folder / "config.json")
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

@@ -100,3 +100,19 @@ class AgentSettings(Settings):
     max_attempts: int = Field(
         default=3, ge=1, le=10, description="attempts of a task that fails for infrastructure reasons"
     )
+    max_images: int = Field(
+        default=10,
+        ge=0,
+        le=4096,
+        description="images of a conversation at which only the newest `keep_images` stay for the model; 0: all stay. "
+        "An agent's `ctx.images.window` goes before",
+    )
+    keep_images: int = Field(default=5, ge=1, description="images that stay then; below `max_images`")
+
+    @model_validator(mode="after")
+    def _window(self) -> Self:
+        if self.max_images and self.keep_images >= self.max_images:
+            raise ValueError(
+                f"keep_images {self.keep_images} must be below max_images {self.max_images}; max_images = 0 keeps all"
+            )
+        return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
@@ -18,6 +17,7 @@ from tide_trainer.errors import RunFailed, TrainerError
 from tide_trainer.images import ImageStore, ImageTokens
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.heartbeats import Heartbeats
+from tide_trainer.loop.image_pruning import ImagePruning
 from tide_trainer.loop.parity import parity_image
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.prompts import PromptSource
@@ -27,6 +27,7 @@ from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
 from tide_trainer.loop.train import Parts, TrainLoop
 from tide_trainer.loop.warm_start import WarmStart, record_demonstrations
+from tide_trainer.model_files import vocab_size
 from tide_trainer.persistence.repository import RunRepository
 from tide_trainer.protocols import TrainingBackend
 from tide_trainer.router.renderer import Renderer
@@ -89,10 +90,16 @@ class Wired:
         self._placeholder_id = tokens.placeholder_id if tokens else None
         image = parity_image(ImageStore(directory.images), tokens, seed) if tokens else None
         self._sync = WeightSync(
-            backend, engines, self._shell, self._quarantine, settings.rollout, _vocab_size(model), seed, image
+            backend, engines, self._shell, self._quarantine, settings.rollout, vocab_size(model), seed, image
         )
         self._rollout = Rollout(
             self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
+        )
+        self._pruning = ImagePruning(
+            ImageStore(directory.images),
+            (self._shell.oldest_s, self._rollout.oldest_s),
+            self._recorder.written_images,
+            frozenset({image.digest} if image else ()),
         )
         self._heartbeats = Heartbeats(gateway, f"{self._key}/", settings.gateway.heartbeat_timeout_s)
         self._loop: TrainLoop | None = None
@@ -162,7 +169,7 @@ class Wired:
             Parts(
                 self._backend, self._shell, self._rollout, self._sync, self._repository, self._record,
                 self._save, self._keep_samples, self._roles, lambda: self.usage().cpu_s,
-                self._placeholder_id,
+                self._placeholder_id, self._pruning.prune,
             ),
             self._settings,
         )  # fmt: skip
@@ -290,8 +297,3 @@ class Wired:
         await self._shell.close()
         await self._recorder.close()
         await self._heartbeats.withdraw()
-
-
-def _vocab_size(model: Path) -> int:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

@@ -237,7 +237,9 @@ class _Boot:
             argv = [sys.executable, "-m", "tide_trainer.loop.agent_worker", "--control", str(self._server.path)]
             argv += ["--name", f"{name}-{index}", "--agent", entry, "--gateway", url]
             argv += ["--max-tasks", str(self._settings.agent.max_tasks_per_worker)]
-            argv += ["--folder", self._settings.agent.folder]
+            agent = self._settings.agent
+            argv += ["--folder", agent.folder]
+            argv += ["--max-images", str(agent.max_images), "--keep-images", str(agent.keep_images)]
             child = await self._processes.spawn(f"{name}-{index}", argv)
             channels.append(await self._joined(f"agent worker {name}-{index}", joined, child))
         return WorkerPool(channels, "policy", self._reporter_token)

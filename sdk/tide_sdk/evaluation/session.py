@@ -13,6 +13,7 @@ from typing import Any
 from tide_sdk.agents import Agent, AgentResult
 from tide_sdk.client import GatewayClient
 from tide_sdk.context import AgentContext
+from tide_sdk.context_images import without_bytes
 from tide_sdk.evaluation.carry_out import carry_out
 from tide_sdk.evaluation.folder import MANIFEST, EvaluationFolder, read_manifest
 from tide_sdk.evaluation.records import Play, Record, record_of
@@ -93,7 +94,8 @@ async def evaluate(settings: Settings) -> tuple[Summary, str | None]:
     async with model:
         # First, for it takes a moment and nothing has to be started.
         model.model = _model_name(settings.model, await reach_model(model), settings.model_url)
-        async with reached(settings.place, gateway_token(), settings.concurrency) as (gateway, environment):
+        token, num = gateway_token(), settings.concurrency
+        async with reached(settings.place, token, num, references=True) as (gateway, environment):
             with _folder(settings, environment, model.model) as folder:
                 try:
                     stopped = await _play(settings, folder, gateway, model, environment)
@@ -156,7 +158,7 @@ class Watched:
         try:
             return await self._agent(ctx)
         finally:
-            self.messages = ctx.messages
+            self.messages = without_bytes(ctx.messages)
 
 
 def _model_name(given: str, listed: Sequence[str], url: str) -> str:

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         try:
-            entering = stack.enter_async_context(reached(place, gateway_token(), 1))
+            entering = stack.enter_async_context(reached(place, gateway_token(), 1, references=False))
             gateway, environment = runner.run(_of(entering))
             wanted = Wanted(environment, task, arguments.seed, arguments.split, arguments.kind)
             account = PlaySession(gateway, runner, keyboard, shown, _say).play(wanted)

@@ -185,8 +185,13 @@ def image_part(frame: Any) -> dict[str, Any]:
     """
     from PIL import Image
 
-    if getattr(frame, "ndim", 0) != 3 or frame.shape[2] not in (3, 4):
+    if getattr(frame, "ndim", 0) != 3 or frame.shape[2] not in (3, 4) or not frame.size:
         raise ValueError("render() gave no RGB frame; make the environment with render_mode='rgb_array'")
+    if str(frame.dtype) != "uint8":
+        least, most = float(frame.min()), float(frame.max())
+        fraction = frame.dtype.kind == "f" and 0 < most <= 1
+        if fraction or not (least >= 0 and most <= 255):
+            raise ValueError(f"render() gave numbers from {least:g} to {most:g}; give 0 to 255, best as uint8")
     out = io.BytesIO()
     Image.fromarray(frame.astype("uint8")).save(out, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -19,7 +19,7 @@ from tide_trainer.loop_lag import BLOCKED_EXIT_CODE
 
 AGENTS = textwrap.dedent("""
     import asyncio, time
-    from tide_sdk import agent, chat_agent
+    from tide_sdk import ImageWindow, agent, chat_agent
 
     @agent
     async def mixed(ctx):
@@ -45,6 +45,14 @@ AGENTS = textwrap.dedent("""
         if how == "wait":
             await asyncio.sleep(600)
         await chat_agent.function(ctx)
+
+    @agent
+    async def windowed(ctx):
+        if ctx.task.task.get("how") == "own":
+            ctx.images.window = ImageWindow(3, 2)
+        window = ctx.images.window
+        ctx.messages.append({"role": "user", "content": str(window and (window.max_images, window.keep))})
+        return 0.5
 
     @agent
     def plain(ctx):
@@ -74,7 +82,8 @@ class Main:
         self.server = await serve_channel(self.folder / "c" / "w", self.on_connect)
         argv = [sys.executable, "-m", "tide_trainer.loop.agent_worker", "--control", str(self.server.path)]
         argv += ["--agent", "my_agents:mixed", "--gateway", self.url, *more]
-        self.child = await self.processes.spawn("worker", argv, env={"PYTHONPATH": str(self.folder)})
+        path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH"))))
+        self.child = await self.processes.spawn("worker", argv, env={"PYTHONPATH": path})
         self.channel = await asyncio.wait_for(self.connected, 20)
 
     def on_connect(self, channel: Channel) -> None:
@@ -274,3 +283,18 @@ async def test_a_wrong_agent_is_told_at_once(tmp_path):
     assert await asyncio.wait_for(child.wait_dead(), 20) != 0
     assert "nobody" in child.tail()
     await processes.stop_all(2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "window"),
+    [
+        ((), None, "(10, 5)"),
+        (("--max-images", "6", "--keep-images", "2"), None, "(6, 2)"),
+        (("--max-images", "0"), None, "None"),
+        (("--max-images", "0"), "own", "(3, 2)"),
+    ],
+)
+async def test_the_configured_window_is_that_of_agents_that_set_none(main, options, how, window):
+    await main.start("--agent", "my_agents:windowed", *options)
+    main.run("run.g.0", how)
+    assert (await main.next_done())["messages"][-1]["content"] == window

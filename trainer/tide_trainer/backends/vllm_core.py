@@ -18,13 +18,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tide_trainer import types
+from tide_trainer.backends.vllm_calls import Call, fail, resolve
 from tide_trainer.backends.vllm_settings import VllmSettings
 from tide_trainer.engine_client import EngineHealth
-from tide_trainer.errors import EngineFailed, EngineRefused, TrainerError, WeightsDiffer
+from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,27 +33,13 @@ _LAST_ANSWERS_S = 0.3
 _EXIT_BROKEN = 70
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    """One request in the engine; owned by the engine thread once it is handed over."""
-
-    request: Any
-    future: asyncio.Future[types.Completion]
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    cached_tokens: int = 0
-
-    def completion(self, reason: str, version: int) -> types.Completion:
-        return types.Completion(tuple(self.token_ids), tuple(self.logprobs), self.cached_tokens, reason, version)
-
-
 class VllmCore:
     """A `ServedEngine` (see `engine_app`) over vLLM's V1 engine core. Belongs to the event loop that starts it."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, Call] = {}
         self._in_flight: set[str] = set()
         self._loading: set[str] = set()
         self._version = settings.version
@@ -95,7 +81,7 @@ class VllmCore:
             if request_id not in self._loading:
                 return types.Completion((), (), 0, "abort", self._version)
             request = self._requests.make(request_id, prompt_ids, sampling, priority, features)
-            call = _Call(request, self._loop.create_future())
+            call = Call(request, self._loop.create_future())
             self._commands.put(lambda: self._add(call))
             return await call.future
         except asyncio.CancelledError:
@@ -175,16 +161,16 @@ class VllmCore:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - handed to the waiting call
-                self._loop.call_soon_threadsafe(_fail, [future], error)
+                self._loop.call_soon_threadsafe(fail, [future], error)
             else:
-                self._loop.call_soon_threadsafe(_resolve, [(future, result)])
+                self._loop.call_soon_threadsafe(resolve, [(future, result)])
 
         self._commands.put(run)
         return await future
 
     def _break(self, error: BaseException, futures: list[asyncio.Future[Any]]) -> None:
         self._blocked, self._reason = f"the engine broke: {error}", "failed"
-        _fail(futures, EngineFailed(self._blocked))
+        fail(futures, EngineFailed(self._blocked))
         # The last answers go out, then the process goes: a broken engine must look dead at once.
         self._loop.call_later(_LAST_ANSWERS_S, os._exit, _EXIT_BROKEN)
 
@@ -194,10 +180,10 @@ class VllmCore:
         try:
             self._boot()
         except BaseException as error:  # noqa: BLE001 - handed to `start`
-            self._loop.call_soon_threadsafe(_fail, [self._booted], error)
+            self._loop.call_soon_threadsafe(fail, [self._booted], error)
             return
         self._blocked = ""
-        self._loop.call_soon_threadsafe(_resolve, [(self._booted, None)])
+        self._loop.call_soon_threadsafe(resolve, [(self._booted, None)])
         try:
             self._serve()
         except BaseException as error:  # noqa: BLE001 - reported to every caller
@@ -211,7 +197,7 @@ class VllmCore:
         from tide_trainer.backends import vllm_build, vllm_images
 
         settings = self._settings
-        self._images = vllm_images.PromptImages(settings.model_path, settings.image_folder)
+        self._images = vllm_images.PromptImages(settings.model_path, settings.image_folder, settings.max_image_bytes)
         self._core = vllm_build.build(settings, self._images.tokens)
         self._vocabulary = self._core.vllm_config.model_config.get_vocab_size()
         self._requests = vllm_build.Requests(self._core, self._images.forbidden_ids)
@@ -230,6 +216,8 @@ class VllmCore:
             core.post_step(executed)
             if outputs:
                 self._collect(outputs[0].outputs)
+            if lost := core.scheduler.take_lost():
+                self._give_up(lost)
 
     def _obey(self, *, wait: bool) -> bool | None:
         """Carries out the commands that are there; True if there was one, None if it is time to stop."""
@@ -242,7 +230,7 @@ class VllmCore:
             wait, any_done = False, True
         return any_done
 
-    def _add(self, call: _Call) -> None:
+    def _add(self, call: Call) -> None:
         self._calls[call.request.request_id] = call
         self._core.add_request(call.request)
 
@@ -250,7 +238,15 @@ class VllmCore:
         calls = [self._calls.pop(request_id) for request_id in request_ids if request_id in self._calls]
         self._core.abort_requests([call.request.request_id for call in calls])
         done = [(call.future, call.completion("abort", self._version)) for call in calls]
-        self._loop.call_soon_threadsafe(_resolve, done)
+        self._loop.call_soon_threadsafe(resolve, done)
+
+    def _give_up(self, lost: dict[str, str]) -> None:
+        """Ends calls whose image cannot be read any more; the others go on."""
+        calls = [self._calls.pop(request_id) for request_id in lost if request_id in self._calls]
+        self._core.abort_requests([call.request.request_id for call in calls])
+        for call in calls:
+            error = EngineRefused(f"images: {lost[call.request.request_id]}", reason="invalid")
+            self._loop.call_soon_threadsafe(fail, [call.future], error)
 
     def _collect(self, outputs: list[Any]) -> None:
         done: list[tuple[asyncio.Future[Any], Any]] = []
@@ -271,7 +267,7 @@ class VllmCore:
                 self._generated_tokens += len(call.token_ids)
                 done.append((call.future, call.completion(str(output.finish_reason), self._version)))
         if done:
-            self._loop.call_soon_threadsafe(_resolve, done)
+            self._loop.call_soon_threadsafe(resolve, done)
 
     def _replace(self, update: types.WeightUpdate) -> int:
         core = self._core
@@ -284,17 +280,3 @@ class VllmCore:
         core.reset_mm_cache()
         core.reset_encoder_cache()
         return num_tensors
-
-
-def _resolve(done: list[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, result in done:
-        if not future.done():
-            future.set_result(result)
-
-
-def _fail(futures: list[asyncio.Future[Any]], error: BaseException) -> None:
-    if not isinstance(error, TrainerError):
-        error = EngineFailed(f"{type(error).__name__}: {error}")
-    for future in futures:
-        if not future.done():
-            future.set_exception(error)

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tide_trainer.backends.image_inputs import ImageInputs, Patches
 from tide_trainer.errors import EngineRefused, ImageFailed, ImageRefused
 from tide_trainer.images import ImageStore, ImageTokens, check_spans
@@ -27,8 +25,6 @@ _MODULES = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
 }
-MAX_CACHED_BYTES = 512 * 1024 * 1024
-"""Patches that an engine keeps: a turn brings the images of all turns before it again."""
 
 
 class PromptImages:
@@ -37,13 +33,14 @@ class PromptImages:
     Args:
         model_dir: the model folder.
         image_folder: the run's image store; empty: images are refused.
+        max_cached_bytes: most bytes of patches that stay in memory.
     """
 
-    def __init__(self, model_dir: str, image_folder: str) -> None:
+    def __init__(self, model_dir: str, image_folder: str, max_cached_bytes: int) -> None:
         self.tokens = ImageTokens.read(model_dir)
         taken = image_folder and self.tokens is not None
         store = ImageStore(image_folder)
-        self._inputs = ImageInputs(model_dir, store, max_cached_bytes=MAX_CACHED_BYTES) if taken else None
+        self._inputs = ImageInputs(model_dir, store, max_cached_bytes=max_cached_bytes) if taken else None
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
@@ -111,9 +108,11 @@ def features(spans: Sequence[ImageSpan], images: Sequence[Patches]) -> list[Any]
         return None
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
+    from tide_trainer.backends.vllm_pixels import item
+
     return [
         MultiModalFeatureSpec(
-            data=_item(patches),
+            data=item(patches),
             modality="image",
             # The prefix cache and the encoder cache know an image by this.
             identifier=span.digest,
@@ -122,30 +121,6 @@ def features(spans: Sequence[ImageSpan], images: Sequence[Patches]) -> list[Any]
         )
         for span, patches in zip(spans, images, strict=True)
     ]
-
-
-def _item(patches: Patches) -> Any:
-    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalFieldElem, MultiModalKwargsItem
-
-    class Pixels(MultiModalFieldElem):
-        """Patches that are read when the vision tower runs: an image in the prefix cache is never read again."""
-
-        def __init__(self, field: Any) -> None:
-            self.field = field
-
-        @property
-        def data(self) -> torch.Tensor:  # type: ignore[override]
-            return patches.pixels
-
-    _, rows, columns = patches.grid
-    flat = MultiModalFieldConfig.flat_from_sizes("image", torch.tensor([rows * columns]))
-    grid = MultiModalFieldConfig.batched("image", keep_on_cpu=True)
-    return MultiModalKwargsItem(
-        {
-            "pixel_values": Pixels(flat.field),
-            "image_grid_thw": MultiModalFieldElem(torch.tensor(patches.grid), grid.field),
-        }
-    )
 
 
 def _stand_in_for_torchvision() -> None:

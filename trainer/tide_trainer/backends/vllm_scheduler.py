@@ -1,4 +1,6 @@
-"""vLLM's scheduler with a window: live counts for footprints and budgets, read between or during forward passes."""
+"""vLLM's scheduler with a window: live counts for footprints and budgets, read between or during forward passes; and
+with an eye on images: what the vision tower is to see is read before it is scheduled.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,35 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from tide_trainer.backends.vllm_pixels import Pixels
+from tide_trainer.errors import ImageFailed, ImageRefused
+
 _LOG = logging.getLogger(__name__)
 
 
 class TideScheduler(Scheduler):
-    """Schedules exactly as vLLM does. What is added only reads and never raises: that would kill the engine."""
+    """Schedules exactly as vLLM does, but for requests whose image is lost. What is added never raises: that would kill
+    the engine.
+    """
 
     num_preemptions = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held: list[Pixels] = []
+        self._lost: dict[str, str] = {}
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's; the patches that were held for the forward pass before are let go."""
+        for pixels in self._held:
+            pixels.release()
+        self._held.clear()
+        return super().schedule(*args, **kwargs)
+
+    def take_lost(self) -> dict[str, str]:
+        """Request id -> why it cannot go on, since the last call; it is not scheduled, and must be ended."""
+        lost, self._lost = self._lost, {}
+        return lost
 
     def counts(self) -> tuple[int, int, int]:
         """(running requests, waiting requests, KV blocks that requests hold); zeros where vLLM changed inside."""
@@ -45,6 +69,23 @@ class TideScheduler(Scheduler):
         except Exception:  # noqa: BLE001 - it must not kill the engine
             _LOG.exception("the prefix cache cannot be read")
             return -1
+
+    def _try_schedule_encoder_inputs(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's, with the patches of each image in memory until the vision tower has seen them.
+
+        An error in the forward pass would be everybody's; here it is that of the request alone.
+        """
+        found = super()._try_schedule_encoder_inputs(request, *args, **kwargs)
+        for index in found[0]:
+            pixels = request.mm_features[index].data["pixel_values"]
+            try:
+                pixels.hold()
+            except (ImageFailed, ImageRefused) as error:
+                self._lost[request.request_id] = str(error)
+                budget = args[2] if len(args) > 2 else kwargs["encoder_compute_budget"]
+                return [], 0, budget, [], []
+            self._held.append(pixels)
+        return found
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.num_preemptions += 1

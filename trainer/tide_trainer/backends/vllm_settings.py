@@ -31,6 +31,7 @@ class VllmSettings:
         enforce_eager: True: no compilation and no CUDA graphs.
         seed: of the sampler; give every rank its own.
         image_folder: the run's image store; empty: images are refused.
+        max_image_bytes: of images' patches that stay in memory: a turn brings the images of all turns before it again.
         token: bearer token; None: none.
     """
 
@@ -47,6 +48,7 @@ class VllmSettings:
     enforce_eager: bool = True
     seed: int = 0
     image_folder: str = ""
+    max_image_bytes: int = 512 * 1024 * 1024
     token: str | None = None
 
     @property

@@ -36,6 +36,7 @@ from tide_sdk.clocks import ClockName
 from tide_sdk.context import AgentContext
 from tide_sdk.context_images import without_bytes
 from tide_sdk.footprints import FootprintReporter
+from tide_sdk.image_window import ImageWindow
 from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import TaskResult, TaskSpec
 from tide_sdk.runner import run_task
@@ -49,6 +50,7 @@ _LOG = logging.getLogger(__name__)
 STOP_LIMIT_S = 8.0
 """Seconds in which the tasks are ended at the gateway when the process stops; what is left falls to the idle clocks."""
 LAG_REPORTED_S = 1.0
+WINDOW = ImageWindow()
 
 
 @dataclass(slots=True)
@@ -65,10 +67,14 @@ class AgentWorker:
         agent: who plays.
         gateway: where; closed by the caller.
         max_tasks: tasks at once.
+        window: what stays of the images in what the model gets, unless the agent sets another; None: all.
     """
 
-    def __init__(self, agent: Agent, gateway: GatewayClient, *, max_tasks: int = 512) -> None:
+    def __init__(
+        self, agent: Agent, gateway: GatewayClient, *, max_tasks: int = 512, window: ImageWindow | None = WINDOW
+    ) -> None:
         self._agent = agent
+        self._window = window
         self._gateway = gateway
         self._attached: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self._slots = asyncio.Semaphore(max_tasks)
@@ -148,7 +154,7 @@ class AgentWorker:
 
     def _watched(self, seen: _Seen) -> Agent:
         async def play(ctx: AgentContext) -> AgentResult:
-            seen.context = ctx
+            seen.context, ctx.images.window = ctx, self._window
             return await self._agent(ctx)
 
         return replace(self._agent, function=play)
@@ -188,7 +194,7 @@ def _done(channel: Channel, session: str, result: TaskResult, context: AgentCont
         "metrics": dict(result.metrics),
         "error": result.error,
         "cleanup_errors": list(result.cleanup_errors),
-        "messages": _told(context.messages) if context is not None else [],
+        "messages": without_bytes(context.messages) if context is not None else [],
         "rewards": context.rewards if context is not None else [],
     }
     try:
@@ -198,11 +204,6 @@ def _done(channel: Channel, session: str, result: TaskResult, context: AgentCont
         note = f"messages and metrics are left out: {error}"
         told = f"{result.error}; {note}" if result.error else note
         channel.notify("done", account | {"metrics": {}, "messages": [], "error": told})
-
-
-def _told(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the bytes of images; what the agent has put there that is no message stays as it is."""
-    return without_bytes(messages) if all(isinstance(one, dict) for one in messages) else messages
 
 
 def _spec(data: Mapping[str, Any]) -> TaskSpec:
@@ -230,7 +231,8 @@ async def work(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gateway = GatewayClient(arguments.gateway, token=gateway_token(), references=True)
-    worker = AgentWorker(agent, gateway, max_tasks=arguments.max_tasks)
+    window = ImageWindow(arguments.max_images, arguments.keep_images) if arguments.max_images else None
+    worker = AgentWorker(agent, gateway, max_tasks=arguments.max_tasks, window=window)
     channel = await connect_channel(arguments.control, worker.handlers(), name=arguments.name)
     channel.on_close(lambda _: stop.set())
     worker.attach(channel)
@@ -259,6 +261,8 @@ def main() -> None:
     parser.add_argument("--gateway", required=True, metavar="URL", help="its token is taken from TIDE_GATEWAY_TOKEN")
     parser.add_argument("--name", default="agent-worker", help="what the main process calls it")
     parser.add_argument("--max-tasks", type=int, default=512, help="tasks at once; more wait in order")
+    parser.add_argument("--max-images", type=int, default=10, help="images at which older ones go; 0: all stay")
+    parser.add_argument("--keep-images", type=int, default=5, help="images that stay then")
     parser.add_argument("--max-block-s", type=float, default=300.0, help="end if the agent blocks the loop for longer")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for client in ("httpx", "httpx2"):  # below agents' frameworks; they log a line for each call

@@ -131,6 +131,14 @@ class TrajectoryRecorder:
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
 
+    async def written_images(self) -> frozenset[str] | None:
+        """Digests of the images of all recorded trajectories; None where one is not written within `CLOSE_S`."""
+        if self._writing:
+            _, late = await asyncio.wait(self._writing, timeout=CLOSE_S)
+            if late:
+                return None
+        return frozenset(self._files.images)
+
     async def close(self) -> None:
         """Waits at most `CLOSE_S` for what is being written; the rest is left out."""
         if self._writing:

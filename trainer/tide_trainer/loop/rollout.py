@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -68,6 +69,7 @@ class Rollout:
         self._buffers = StalenessBuffers(algorithm.eta, algorithm.groups_per_batch)
         self._version = 0
         self._groups: dict[str, Group] = {}
+        self._began_s: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -89,6 +91,10 @@ class Rollout:
     def trainer_version(self) -> int:
         """The model version that the next train step starts from."""
         return self._buffers.version
+
+    def oldest_s(self) -> float | None:
+        """Unix time at which the oldest group was begun that is neither consumed nor dropped; None without one."""
+        return min(self._began_s.values(), default=None)
 
     def buffers(self) -> tuple[BufferView, ...]:
         """The buffers as they stand, for people."""
@@ -119,6 +125,8 @@ class Rollout:
         version = self._buffers.version
         entries = self._buffers.consume()
         self._fill()
+        for uid in entries:
+            del self._began_s[uid]
         return version, [self._groups.pop(uid) for uid in entries]
 
     async def close(self) -> None:
@@ -133,6 +141,7 @@ class Rollout:
             prompt = self._source.take()
             uid = prompt.uid
             self._buffers.reserve(uid, self._version)
+            self._began_s[uid] = time.time()
             task = asyncio.create_task(self._group(uid, prompt, self._version), name=uid)
             self._tasks.add(task)
             task.add_done_callback(self._group_done)
@@ -168,6 +177,7 @@ class Rollout:
         _LOG.warning("group %s dropped: %s: %s", uid, reason, told)
         await self._repository.drop_group(uid, reason)
         self._buffers.delete(uid)
+        del self._began_s[uid]
         self._dropped_in_a_row += 1
         if self._dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
             raise RunFailed(f"{self._dropped_in_a_row} groups in a row were dropped, the last one: {reason}: {told}")

@@ -156,6 +156,10 @@ class SchedulerShell:
         self._scheduler.open_gate()
         self._wake()
 
+    def oldest_s(self) -> float | None:
+        """Unix time at which the oldest attempt was begun that is not over; None without one."""
+        return min((task.began_s for task in self._tasks.values()), default=None)
+
     def view(self) -> SchedulerView:
         """The scheduler's counters."""
         return self._scheduler.view()

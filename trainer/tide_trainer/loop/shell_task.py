@@ -32,6 +32,7 @@ class ShellTask:
         task_id: its id at the gateway, once started.
         epoch: the last epoch sent to the gateway.
         control: keeps its `/pause` and `/resume` calls in order.
+        began_s: Unix time.
     """
 
     session: str
@@ -49,6 +50,7 @@ class ShellTask:
     result: asyncio.Future[Trajectory] = field(default_factory=_future)
     control: asyncio.Lock = field(default_factory=asyncio.Lock)
     playing: asyncio.Task[None] | None = None
+    began_s: float = field(default_factory=time.time)
 
     def entry(self, settings: TrainerSettings) -> TaskEntry:
         """The task as the scheduler knows it."""

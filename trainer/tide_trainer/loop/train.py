@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class Parts:
     roles: Callable[[], RoleView]
     cpu_s: Callable[[], dict[str, float]]
     placeholder_id: int | None = None
+    prune_images: Callable[[], Awaitable[object]] | None = None
 
 
 class TrainLoop:
@@ -133,6 +134,8 @@ class TrainLoop:
         every = self._settings.evaluation.every_train_steps
         if every and self.version % every == 0 and self.version < self._settings.run.max_train_steps:
             self._evaluate(greedy=self._settings.evaluation.greedy == "always")
+        if parts.prune_images is not None:
+            await parts.prune_images()
         checkpoint_every = self._settings.train.checkpoint_every
         if checkpoint_every and self.version % checkpoint_every == 0:
             await parts.save(self.version)

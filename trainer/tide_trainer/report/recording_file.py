@@ -35,6 +35,9 @@ class RecordingFiles:
         token_text: an id's text in its place behind others.
         max_bytes: of all files together; training trajectories get half.
         max_context_tokens: longest prompt plus completion of the run.
+
+    Attributes:
+        images: digests of the images in what was written.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class RecordingFiles:
         max_context_tokens: int | None = None,
     ) -> None:
         self._folder = folder
-        self._images = images
+        self._store = images
+        self.images: set[str] = set()
         self._run = run
         self._token_text = token_text
         self._max_bytes = max_bytes
@@ -84,6 +88,7 @@ class RecordingFiles:
         finally:
             partial.unlink(missing_ok=True)
         self._used_bytes += len(data)
+        self.images.update(_DIGEST_IN_URL.findall(data.decode()))
         return path
 
     def _record(
@@ -91,7 +96,7 @@ class RecordingFiles:
     ) -> RecordedTrajectory:
         left_out = [f"{num_left_out} turns and events beyond the recording's bounds"] if num_left_out else []
         metrics = {str(key): value for key, value in trajectory.metrics.items() if key != "error"}
-        cleaner = Cleaner(self._images.put)
+        cleaner = Cleaner(self._store.put)
         messages = cleaner.messages(trajectory.messages)
         segments = self._segments(trajectory.segments, left_out)
         return RecordedTrajectory.model_validate(
