@@ -81,16 +81,12 @@ class AgentContext(ImageContext):
         self.rewards: list[float | None] = []
         self.observation: ObservationResponse | None = None
         self.completion: dict[str, Any] | None = None
-        self._gateway = gateway
-        self._model = model
-        self._reporter = reporter
-        self._acting = False
+        self._gateway, self._acting = gateway, False
+        self._model, self._reporter = model, reporter
         self._report_as = report_as or started.task_id
-        self._max_turns = max_turns
-        self._sampling = dict(sampling or {})
+        self._max_turns, self._sampling = max_turns, dict(sampling or {})
         self.cleanups, self.local_tools = Cleanups(), LocalTools()
-        self._left = False
-        self.ended = False
+        self.ended = self._left = False
 
     @property
     def openai_base_url(self) -> str:
@@ -278,5 +274,6 @@ class AgentContext(ImageContext):
             await asyncio.sleep(0)  # a loop that asks again and again must not keep the event loop
             raise RuntimeError(f"ctx.{call}: the agent has returned; await what it started before that")
         if self.limit is not None:
-            words = f"the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
-            raise LimitReached(f"ctx.{call}: {words}")
+            raise LimitReached(
+                f"ctx.{call}: the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
+            )

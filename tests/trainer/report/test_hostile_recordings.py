@@ -23,7 +23,7 @@ def keep(folder: Path, name: str, **changes) -> None:
 
 def test_arguments_nested_as_deep_as_json_reads_them_are_shown_somehow(folder: Path, capsys) -> None:
     calls = []
-    for depth in range(900, 990, 2):  # somewhere there it can just be read
+    for depth in range(910, 990, 3):  # somewhere there it can just be read
         deep = '{"a": ' + "[" * depth + "]" * depth + "}"
         calls.append({"id": str(depth), "type": "function", "function": {"name": "act", "arguments": deep}})
     keep(folder, "deep", uid="deep", messages=[{"role": "assistant", "tool_calls": calls}])
