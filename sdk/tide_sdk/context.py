@@ -69,12 +69,10 @@ class AgentContext(ImageContext):
             max_turns: turns after which the play is over.
             sampling: defaults of `generate`, over the endpoint's.
         """
-        self.task = task
-        self.task_id = started.task_id
+        self.task, self.task_id, self.turn = task, started.task_id, started.turn
         self.images = ContextImages(gateway, model)
         self.messages: list[dict[str, Any]] = self.images.take(message.as_dict() for message in started.messages)
         self.tools: list[dict[str, Any]] = list(started.tools)
-        self.turn = started.turn
         self.done = False
         self.limit: str | None = None
         self.reward = 0.0
