@@ -174,6 +174,12 @@ class BlockingContext:
         if self._stopped or self._loop.is_closed():
             coroutine.close()
             raise _stopped()
+        if _running_loop() is self._loop:
+            coroutine.close()
+            raise RuntimeError(
+                "a plain agent's context blocks, and this code runs on the event loop: let tools and clean-ups that "
+                "use it be plain functions too"
+            )
         waiting = self._waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             if self._stopped:  # between the look above and now
@@ -237,6 +243,13 @@ async def play_in_thread(
         blocking.stop()
         ctx.cleanups.push("the agent's thread", come_back)
         raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _stopped() -> asyncio.CancelledError:

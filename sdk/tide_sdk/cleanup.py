@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, cast
 
+from tide_sdk.errors import told
+
 _log = logging.getLogger("tide_sdk.cleanup")
 CLEANUP_LIMIT_S = 30.0
 """Seconds that one clean-up may take; then it is left and named in the result."""
@@ -32,6 +34,11 @@ class Cleanups:
         self._limit_s = CLEANUP_LIMIT_S if limit_s is None else limit_s
         self._pending: list[tuple[str, Close]] = []
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds that those which are still to be called may take together."""
+        return self._limit_s * len(self._pending)
+
     def push(self, name: str, close: Close) -> None:
         """Have `close` called before all that were pushed earlier."""
         self._pending.append((name, close))
@@ -53,7 +60,7 @@ class Cleanups:
                 self._failed(name, f"not done within {self._limit_s:g} s: {error}".removesuffix(": "))
             except Exception as error:  # noqa: BLE001 (the boundary: it is told in the task's result)
                 if error is not failure:  # a context manager may raise again what it was told
-                    self._failed(name, f"{type(error).__name__}: {error}")
+                    self._failed(name, told(error))
             except asyncio.CancelledError as error:
                 self._failed(name, "cancelled")
                 task = asyncio.current_task()
@@ -61,7 +68,7 @@ class Cleanups:
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                self._failed(name, f"{type(error).__name__}: {error}")
+                self._failed(name, told(error))
         if cancelled is not None:
             raise cancelled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -33,7 +34,8 @@ class AgentContext(ImageContext):
         messages: the conversation so far, OpenAI chat messages; an agent may change it before it generates.
         tools: OpenAI tool definitions that the model is offered: the environment's, then those of `add_tool`.
         turn: the number of the next turn.
-        done: True once the environment has ended the task, or a limit has.
+        done: True once the environment has ended the task, a limit has, or the agent is over.
+        ended: True once the environment has ended the task.
         limit: the agent's limit that has ended its play, None before.
         reward: the sum of the turns' rewards so far.
         rewards: the reward of each turn so far, None where the environment gave none.
@@ -67,26 +69,22 @@ class AgentContext(ImageContext):
             max_turns: turns after which the play is over.
             sampling: defaults of `generate`, over the endpoint's.
         """
-        self.task = task
-        self.task_id = started.task_id
+        self.task, self.task_id, self.turn = task, started.task_id, started.turn
         self.images = ContextImages(gateway, model)
         self.messages: list[dict[str, Any]] = self.images.take(message.as_dict() for message in started.messages)
         self.tools: list[dict[str, Any]] = list(started.tools)
-        self.turn = started.turn
         self.done = False
         self.limit: str | None = None
         self.reward = 0.0
         self.rewards: list[float | None] = []
         self.observation: ObservationResponse | None = None
         self.completion: dict[str, Any] | None = None
-        self._gateway = gateway
-        self._model = model
-        self._reporter = reporter
-        self._acting = False
+        self._gateway, self._acting = gateway, False
+        self._model, self._reporter = model, reporter
         self._report_as = report_as or started.task_id
-        self._max_turns = max_turns
-        self._sampling = dict(sampling or {})
+        self._max_turns, self._sampling = max_turns, dict(sampling or {})
         self.cleanups, self.local_tools = Cleanups(), LocalTools()
+        self.ended = self._left = False
 
     @property
     def openai_base_url(self) -> str:
@@ -118,7 +116,7 @@ class AgentContext(ImageContext):
             LimitReached: the agent's own limit has ended its play.
             TransportError: no answer, or a failed server; let it pass.
         """
-        self._check_limit("generate")
+        await self._check("generate")
         messages = await self.sendable_messages()
         self.completion = await self._model.complete(messages, self.tools, **(self._sampling | sampling))
         return first_message(self.completion)
@@ -135,7 +133,7 @@ class AgentContext(ImageContext):
             TideError: the gateway refused or the environment failed; let it pass, the runner knows it.
             TransportError: no answer from the gateway.
         """
-        self._check_limit("step")
+        await self._check("step")
         if self.done:
             raise RuntimeError("ctx.step: the task is done; loop with `while not ctx.done`")
         if self._acting:
@@ -151,7 +149,7 @@ class AgentContext(ImageContext):
         self.reward += observation.reward or 0.0
         self.rewards.append(observation.reward)
         self.observation = observation
-        self.done = observation.terminated or observation.truncated
+        self.done = self.ended = observation.terminated or observation.truncated
         if not self.done and self._max_turns is not None and self.turn >= self._max_turns:
             self.done, self.limit = True, f"max_turns {self._max_turns}"
         await self.images.offer(self.messages)
@@ -189,7 +187,7 @@ class AgentContext(ImageContext):
         Returns:
             True if there were such calls, so that the model must be asked again; False for a reply that `step` takes.
         """
-        self._check_limit("run_tools")
+        await self._check("run_tools")
         answers: list[tuple[str, Any]] = []
         for call_id, run in self.local_tools.plan(reply):
             result = run()
@@ -250,7 +248,7 @@ class AgentContext(ImageContext):
             ModelStopped: the task is over; let it pass.
             ValueError: numbers that cannot be.
         """
-        self._check_limit("report")
+        await self._check("report")
         if self._reporter is None:
             return False
         return await self._reporter.report(
@@ -265,7 +263,15 @@ class AgentContext(ImageContext):
             hold=hold,
         )
 
-    def _check_limit(self, call: str) -> None:
+    def leave(self) -> None:
+        """The play is over: what the agent left running can ask for nothing any more. For the runner."""
+        self.done = self._left = True
+
+    async def _check(self, call: str) -> None:
+        if self._left:
+            await asyncio.sleep(0)  # a loop that asks again and again must not keep the event loop
+            raise RuntimeError(f"ctx.{call}: the agent has returned; await what it started before that")
         if self.limit is not None:
-            words = f"the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
-            raise LimitReached(f"ctx.{call}: {words}")
+            raise LimitReached(
+                f"ctx.{call}: the agent's limit is reached ({self.limit}); loop with `while not ctx.done`"
+            )

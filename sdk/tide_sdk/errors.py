@@ -75,3 +75,12 @@ class TideError(Exception):
         if code in CODES:
             return cls(code, detail, **extra)
         return cls("internal", f"HTTP {status}: {detail}", **extra)
+
+
+def told(error: BaseException, most: int = 500) -> str:
+    """An error's kind and words, at most so many characters; an author's exception may fail even to say what it is."""
+    try:
+        words = f"{type(error).__name__}: {error}"
+    except Exception as second:  # noqa: BLE001
+        words = f"{type(error).__name__}, whose __str__ raised {type(second).__name__}"
+    return words[:most].encode("utf-8", "backslashreplace").decode()[:most]

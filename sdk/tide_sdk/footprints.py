@@ -261,4 +261,6 @@ def _refused(response: Response, batch: list[_Pending]) -> frozenset[int]:
         return frozenset()
     refusals = [cast("Mapping[str, Any]", item) for item in cast("list[Any]", told) if isinstance(item, Mapping)]
     _log.warning("footprints refused: %s", str(refusals)[:_MAX_WORDS])
-    return frozenset(int(item.get("sequence", 0)) for item in refusals)
+    # What names no report of ours refuses none.
+    named = [item.get("sequence") for item in refusals]
+    return frozenset(sequence for sequence in named if isinstance(sequence, int))

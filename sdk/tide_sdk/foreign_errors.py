@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from tide_sdk.errors import StoppedEarly, TideError
+from tide_sdk.errors import StoppedEarly, TideError, told
 from tide_sdk.http_connection import TransportError
 from tide_sdk.model_errors import (
+    MAX_WORDS,
     ContextOverflow,
     ModelRefused,
     ModelStopped,
@@ -129,12 +130,12 @@ def _meaning(error: BaseException) -> Exception | None:
     foreign = any(kind.__module__.partition(".")[0] in _CLIENTS for kind in type(error).__mro__)
     status, body = _status(error, foreign), _body(error)
     if status is not None and status >= 400:
-        return failure_of(status, str(error) if body is None else body)
+        return failure_of(status, told(error, MAX_WORDS) if body is None else body)
     names = {kind.__name__ for kind in type(error).__mro__}
     if foreign and "APIError" in names and body is not None:
         return failure_of(500, body)  # the error came inside a stream
     if isinstance(error, ConnectionError) or (foreign and not _UNANSWERED.isdisjoint(names)):
-        return TransportError(f"{type(error).__name__}: {error}")
+        return TransportError(told(error))
     return None
 
 
@@ -142,7 +143,7 @@ def _named(error: BaseException, table: Mapping[str, type[Exception]]) -> Except
     for kind in type(error).__mro__:
         meant = table.get(kind.__name__)
         if meant is not None:
-            return meant(f"{type(error).__name__}: {error}")
+            return meant(told(error))
     return None
 
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from tide_sdk import codec
 from tide_sdk.environment import EndInfo, Environment, Start, StartInfo, Step
-from tide_sdk.errors import TideError
-from tide_sdk.instance_thread import InstanceThread, told
+from tide_sdk.errors import TideError, told
+from tide_sdk.instance_thread import InstanceThread
 from tide_sdk.timers import within
 from tide_sdk.wire import Message
 

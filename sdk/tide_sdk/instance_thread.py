@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_MAX_WORDS = 500
+from tide_sdk.errors import told
 
 
 class InstanceThread:
@@ -67,12 +67,3 @@ class InstanceThread:
             except RuntimeError:
                 # The loop closed between the check and the call: nobody waits for the result any more.
                 return
-
-
-def told(error: BaseException) -> str:
-    """An error's kind and words; an author's exception may fail even to say what it is."""
-    try:
-        words = f"{type(error).__name__}: {error}"
-    except Exception as second:  # noqa: BLE001
-        words = f"{type(error).__name__}, whose __str__ raised {type(second).__name__}"
-    return words.encode("utf-8", "backslashreplace").decode()[:_MAX_WORDS]

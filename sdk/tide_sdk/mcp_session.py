@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tide_sdk.instance_thread import told
+from tide_sdk.errors import told
 from tide_sdk.tool_calls import ToolError
 
 if TYPE_CHECKING:

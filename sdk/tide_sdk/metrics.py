@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from tide_sdk import codec
+from tide_sdk.errors import told
 
 MAX_METRICS_BYTES = 256 * 1024
 """Bytes of a task's metrics as JSON; beyond them the agent's are left out."""
@@ -28,8 +29,8 @@ def real_number(value: Any) -> float:
         raise TypeError(f"a {type(value).__name__} is no number")
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise TypeError(f"a {type(value).__name__} is no single number: {error}") from error
+    except Exception as error:
+        raise TypeError(f"a {type(value).__name__} is no single number: {told(error)}") from error
 
 
 def is_flag(value: Any) -> bool:
@@ -45,15 +46,22 @@ def plain_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], str | Non
     """
     kept: dict[str, Any] = {}
     notes: list[str] = []
-    for name, value in metrics.items():
+    try:
+        items = list(metrics.items())
+    except Exception as error:  # noqa: BLE001 (an author's mapping)
+        return {}, f"metrics are left out: they cannot be read: {told(error)}"
+    for name, value in items:
         try:
             if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - an author's, unchecked
                 raise _Refused(f"the name {name!r} is no string")
             kept[name] = _plain(value, name, 0)
-            codec.dumps(kept[name])
+            codec.dumps({name: kept[name]})
         except (_Refused, codec.CodecError) as error:
             kept.pop(name, None)
             notes.append(str(error))
+        except Exception as error:  # noqa: BLE001 (the methods of an author's object)
+            kept.pop(name, None)
+            notes.append(f"{str(name)[:80]} cannot be read: {told(error)}")
     size = len(codec.dumps(kept))
     if size > MAX_METRICS_BYTES:
         kept, notes = {}, [f"they take {size} bytes, at most {MAX_METRICS_BYTES}", *notes]

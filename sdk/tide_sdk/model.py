@@ -183,7 +183,7 @@ def first_message(completion: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ModelRefused: the model declined.
-        ProtocolFailed: there is no message.
+        ProtocolFailed: there is no message, or none that has the types of OpenAI's.
     """
     try:
         choice = completion["choices"][0]
@@ -195,7 +195,11 @@ def first_message(completion: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelRefused(str(message.get("refusal") or "the answer was held back by a content filter"))
     if "content" not in message and "tool_calls" not in message:
         message["content"] = ""
-    return {"role": "assistant"} | message
+    calls = message.get("tool_calls", [])
+    objects = isinstance(calls, list) and all(isinstance(call, dict) for call in cast("list[Any]", calls))
+    if not isinstance(message.get("content", ""), (str, list)) or not objects:
+        raise ProtocolFailed("the completion's message has content that is no text, or tool_calls that are no calls")
+    return message | {"role": "assistant"}
 
 
 def _read(response: Response) -> dict[str, Any]:
@@ -207,7 +211,16 @@ def _read(response: Response) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict):
         raise ProtocolFailed("the completion is not a JSON object")
-    return cast("dict[str, Any]", data)
+    answer = cast("dict[str, Any]", data)
+    if answer.get("error") and not answer.get("choices"):  # proxies answer 200 where the server behind them failed
+        raise failure_of(_status_within(answer["error"]), answer)
+    return answer
+
+
+def _status_within(error: Any) -> int:
+    """The HTTP status that an error names as its code; 500 where it names none."""
+    code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
+    return code if type(code) is int and 400 <= code < 600 else 500
 
 
 def _split(url: str) -> tuple[str, str]:

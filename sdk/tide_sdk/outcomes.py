@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from tide_sdk.agents import AgentResult
 from tide_sdk.clocks import ClockName
-from tide_sdk.errors import StoppedEarly, TideError
+from tide_sdk.errors import StoppedEarly, TideError, told
 from tide_sdk.foreign_errors import meanings
 from tide_sdk.http_connection import TransportError
 from tide_sdk.metrics import is_flag, plain_metrics, real_number
@@ -28,6 +28,9 @@ OutcomeName: TypeAlias = Literal[
 ]
 REWARDED: frozenset[OutcomeName] = frozenset({"completed", "truncated", "model_refused", "context_overflow"})
 """Outcomes that tell something about the model; the others carry no reward."""
+
+MAX_ERROR_CHARS = 4000
+"""Characters of a result's `error`."""
 
 _GRAVITY: tuple[OutcomeName, ...] = (
     "agent_error",
@@ -160,7 +163,7 @@ def conclude(
         done: True if the environment ended the task by itself.
         limit: the agent's limit that ended its play.
     """
-    error = None if failure is None else f"{type(failure).__name__}: {failure}"
+    error = None if failure is None else told(failure, MAX_ERROR_CHARS)
     metrics, left_out = plain_metrics(result.metrics)
     reward = result.reward
     outcome: OutcomeName = "completed" if failure is None else classify(failure)
@@ -178,9 +181,8 @@ def conclude(
     if reward is not None and not math.isfinite(reward):
         outcome, error = "agent_error", f"the reward is {reward}"
     notes = [note for note in (error, left_out) if note]
-    return TaskResult(
-        task_id, outcome, reward if outcome in REWARDED else None, turns, metrics, "; ".join(notes) if notes else None
-    )
+    words = "; ".join(notes)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
+    return TaskResult(task_id, outcome, reward if outcome in REWARDED else None, turns, metrics, words or None)
 
 
 def result_of(name: str, returned: Any) -> AgentResult:

@@ -9,20 +9,21 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeAlias
 
-from tide_sdk.agents import Agent, AgentResult
+from tide_sdk.agents import Agent
 from tide_sdk.client import GatewayClient
 from tide_sdk.context import AgentContext
 from tide_sdk.environment import StartInfo
-from tide_sdk.errors import TideError
+from tide_sdk.errors import TideError, told
 from tide_sdk.footprints import FootprintReporter
 from tide_sdk.http_connection import TransportError
 from tide_sdk.model import ModelEndpoint
-from tide_sdk.outcomes import DeadlinePassed, TaskResult, TaskSpec, classify, conclude
+from tide_sdk.outcomes import MAX_ERROR_CHARS, TaskResult, TaskSpec, classify, conclude
+from tide_sdk.playing import Playing
 from tide_sdk.pool import each
-from tide_sdk.wire import EndResponse, StartResponse
+from tide_sdk.wire import EndResponse, StartResponse, fitting_reason
 
 _log = logging.getLogger("tide_sdk.runner")
 END_LIMIT_S = 30.0
@@ -31,6 +32,7 @@ END_LIMIT_S = 30.0
 CANCELLED_START_LIMIT_S = 2.0
 """Seconds that a cancelled runner waits for a start under way, so that it can end that task."""
 
+_Account: TypeAlias = EndResponse | TideError | TransportError
 OnStarted: TypeAlias = Callable[[StartResponse], "Awaitable[ModelEndpoint | None] | ModelEndpoint | None"]
 
 
@@ -47,7 +49,8 @@ async def run_task(
     """Start a task, let the agent play it, and end it; every failure becomes the result's outcome.
 
     The task is ended at the gateway in every case, within `END_LIMIT_S`, and beside that the agent's clean-ups run;
-    also when this call is cancelled (the cancellation then goes on).
+    also when this call is cancelled (the cancellation then goes on). An agent that does not stop when its time is over
+    or it is cancelled is abandoned after `playing.STOP_LIMIT_S`.
 
     Args:
         agent: who plays.
@@ -64,7 +67,8 @@ async def run_task(
     except (TideError, TransportError) as error:
         outcome = classify(error)
         # Before the first turn there is no agent yet that could be at fault.
-        return TaskResult(None, "infrastructure" if outcome == "agent_error" else outcome, None, 0, error=str(error))
+        outcome = "infrastructure" if outcome == "agent_error" else outcome
+        return TaskResult(None, outcome, None, 0, error=told(error, MAX_ERROR_CHARS))
     deadline_s = spec.deadline_s if agent.deadline_s is None else min(spec.deadline_s, agent.deadline_s)
 
     async def make_context() -> AgentContext:
@@ -76,85 +80,30 @@ async def run_task(
             sampling=agent.sampling,
         )
 
-    played = await _played(agent, make_context, deadline_s)
-    ctx, failure = played.ctx, played.failure
-    account = await _close(gateway, started.task_id, _reason(played), ctx, failure)
-    if played.cancelled and failure is not None:
-        raise failure
+    playing = Playing(agent, started.task_id, make_context, deadline_s)
+    playing.begin()
+    await playing.until_over()
+    reason = _reason(playing)
+    ending = asyncio.create_task(_end(gateway, started.task_id, reason and fitting_reason(reason)))
+    await playing.until_closed()
+    account = await _outlast(ending, playing)
+    if playing.cancelled is not None:
+        raise playing.cancelled
+    ctx, failure = playing.ctx, playing.failure
     if ctx is None:
-        return conclude(started.task_id, failure, played.result, account, turns=0, done=False)
-    done = ctx.done and ctx.limit is None
-    ended = conclude(started.task_id, failure, played.result, account, turns=ctx.turn, done=done, limit=ctx.limit)
-    return replace(ended, cleanup_errors=tuple(ctx.cleanups.failures))
+        return conclude(started.task_id, failure, playing.result, account, turns=0, done=False)
+    done = ctx.ended and ctx.limit is None
+    ended = conclude(started.task_id, failure, playing.result, account, turns=ctx.turn, done=done, limit=ctx.limit)
+    return replace(ended, cleanup_errors=tuple(playing.notes))
 
 
-@dataclass(slots=True)
-class _Played:
-    """What came of an agent's play; `cancelled`: the runner itself is to stop, with the failure."""
-
-    ctx: AgentContext | None = None
-    result: AgentResult = field(default_factory=AgentResult)
-    failure: BaseException | None = None
-    cancelled: bool = False
-
-
-async def _played(agent: Agent, make_context: Callable[[], Awaitable[AgentContext]], deadline_s: float) -> _Played:
-    """Let the agent play within its deadline; nothing is raised."""
-    played = _Played()
-    try:
-        async with asyncio.timeout(deadline_s) as deadline:
-            try:
-                played.ctx = await make_context()
-                await played.ctx.images.offer(played.ctx.messages)
-                played.result = await _play(agent, played.ctx)
-            except TimeoutError as error:
-                if deadline.expired():
-                    raise
-                raise RuntimeError(f"TimeoutError in the agent: {error}") from error
-    except TimeoutError as error:
-        played.failure = DeadlinePassed(f"the task took longer than {deadline_s} s")
-        played.failure.__cause__ = error
-    except Exception as error:  # noqa: BLE001 (the boundary: it becomes the outcome)
-        played.failure = error
-    except BaseException as error:  # noqa: BLE001 (a cancellation: it goes on once the task is ended)
-        played.failure, played.cancelled = error, True
-    return played
-
-
-async def _play(agent: Agent, ctx: AgentContext) -> AgentResult:
-    """The agent's result; what it raises that is no `Exception` is its bug, unless this task is being cancelled."""
-    try:
-        return await agent(ctx)
-    except Exception:
-        raise
-    except BaseException as error:
-        task = asyncio.current_task()
-        asked = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-        if asked or isinstance(error, KeyboardInterrupt):
-            raise
-        # SystemExit would end the whole process, and with it everyone's tasks; a CancelledError that nobody asked for
-        # would end this task without a word.
-        raise RuntimeError(f"the agent raised {type(error).__name__}: {error}") from error
-
-
-async def _close(
-    gateway: GatewayClient, task_id: str, reason: str | None, ctx: AgentContext | None, failure: BaseException | None
-) -> EndResponse | TideError | TransportError:
-    """End the task at the gateway and, beside that, run the agent's clean-ups, in the task that entered them."""
-    ending = asyncio.create_task(_end(gateway, task_id, reason))
-    cancelled: asyncio.CancelledError | None = None
-    try:
-        if ctx is not None:
-            await ctx.cleanups.run(failure)
-    except asyncio.CancelledError as error:
-        cancelled = error
+async def _outlast(ending: asyncio.Task[_Account], playing: Playing) -> _Account:
+    """The account of a task; a cancellation in the meantime is kept."""
     while not ending.done():
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+            playing.cancelled = error
     return ending.result()
 
 
@@ -185,15 +134,15 @@ async def _start(gateway: GatewayClient, spec: TaskSpec) -> StartResponse:
         raise
 
 
-def _reason(played: _Played) -> str | None:
-    ctx, failure = played.ctx, played.failure
-    if played.cancelled:
+def _reason(playing: Playing) -> str | None:
+    ctx, failure = playing.ctx, playing.failure
+    if playing.cancelled is not None:
         return "the agent was cancelled"
     if failure is not None:
-        return f"{classify(failure)}: {failure}"
+        return f"{classify(failure)}: {told(failure)}"
     if ctx is not None and ctx.limit is not None:
         return f"truncated: the agent's limit, {ctx.limit}"
-    return None if ctx is not None and ctx.done else "the agent stopped before the end"
+    return None if ctx is not None and ctx.ended else "the agent stopped before the end"
 
 
 async def _tell(on_started: OnStarted | None, started: StartResponse) -> ModelEndpoint | None:
@@ -203,7 +152,7 @@ async def _tell(on_started: OnStarted | None, started: StartResponse) -> ModelEn
     return await told if inspect.isawaitable(told) else told
 
 
-async def _end(gateway: GatewayClient, task_id: str, reason: str | None) -> EndResponse | TideError | TransportError:
+async def _end(gateway: GatewayClient, task_id: str, reason: str | None) -> _Account:
     """End the task even while the caller is being cancelled; a failure is returned."""
     ending = asyncio.create_task(gateway.end(task_id, reason, deadline_s=END_LIMIT_S))
     cancelled: asyncio.CancelledError | None = None

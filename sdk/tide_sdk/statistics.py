@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 CONFIDENCE = 0.95
+_HUGE = 1e100
 _MANY = 200
 """Degrees of freedom above which an expansion around the normal quantile is exact to six digits."""
 
@@ -80,6 +81,13 @@ def mean_of(clusters: Sequence[Sequence[float]]) -> Estimate | None:
     if not clusters:
         return None
     num = sum(len(cluster) for cluster in clusters)
+    largest = max(abs(value) for cluster in clusters for value in cluster)
+    if largest > _HUGE:  # its square, or the sum, would be no float any more
+        found = mean_of([[value / largest for value in cluster] for cluster in clusters])
+        assert found is not None
+        ends = [None if end is None else end * largest for end in (found.low, found.high)]
+        low, high = ends if all(end is not None and math.isfinite(end) for end in ends) else (None, None)
+        return Estimate(found.value * largest, low, high, num, len(clusters))
     mean = fmean(value for cluster in clusters for value in cluster)
     error = clustered_error(clusters)
     if not error:

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 
 from tide_sdk import codec
 from tide_sdk.environment import Step
-from tide_sdk.instance_thread import told
+from tide_sdk.errors import told
 
 NOT_RUN = "not_run"
 """What calls after the end of the task are answered."""

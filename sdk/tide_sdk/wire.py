@@ -183,6 +183,11 @@ class EndRequest(Wire):
     reason: str | None = Field(default=None, max_length=1024, pattern=r"^[^\x00]*$")
 
 
+def fitting_reason(text: str) -> str:
+    """The text as `EndRequest.reason` takes it: cut, and without what it may not hold."""
+    return text[:1024].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
 class EndResponse(Wire):
     """The task's final account. `reward` is None after an infrastructure failure, never 0."""
 

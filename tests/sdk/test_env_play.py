@@ -121,16 +121,10 @@ class Terminal:
     def type(self, typed: str) -> None:
         os.write(self.side, typed.encode())
 
-    def rest(self, sign: signal.Signals | None = None) -> int:
-        """Read to the end; the exit code.
-
-        A signal is sent again where nothing follows it: one that comes between Python's last look at its signals and
-        the system's read is only seen with the next key, as at any prompt of Python's.
-        """
+    def rest(self) -> int:
+        """Read to the end; the exit code."""
         end_s = time.monotonic() + 60
         while time.monotonic() < end_s:
-            if sign is not None and "interrupted" not in self.seen:
-                self.process.send_signal(sign)
             if not select.select((self.side,), (), (), 2.0)[0]:
                 continue
             try:
@@ -157,11 +151,48 @@ def test_a_person_plays_in_a_terminal(player):
     assert "the task is over" in terminal.seen
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "ctrl-d", "sigterm"])
+@pytest.mark.parametrize("how", ["ctrl-c", "ctrl-d", "sigterm", "sighup"])
 def test_whoever_leaves_ends_the_task(player, how):
     terminal = Terminal(player)
     terminal.until("you> ")
     if how == "ctrl-d":
         terminal.type("\x04")
-    assert terminal.rest({"sigterm": signal.SIGTERM, "ctrl-c": signal.SIGINT}.get(how)) == 0
+    else:
+        sign = {"sigterm": signal.SIGTERM, "ctrl-c": signal.SIGINT, "sighup": signal.SIGHUP}[how]
+        terminal.process.send_signal(sign)
+    assert terminal.rest() == 0
     assert '"reason": "the person left"' in terminal.seen
+
+
+# The system gives the signal to the other thread, so that it does not interrupt the main thread's read, as little as
+# one that comes just before the read does.
+MISSED = """
+import signal, sys, threading
+from tide_sdk.play.session import Keyboard
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+try:
+    Keyboard(sys.stdin, sys.stdout).line("you> ") if sys.stdin.isatty() else print("you> ", flush=True)
+    Keyboard(sys.stdin, sys.stdout).line("more> ")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("kind", ["terminal", "pipe"])
+def test_a_signal_that_the_read_does_not_see_is_seen_soon(kind):
+    if kind == "terminal":
+        side, stdin = pty.openpty()
+    else:
+        stdin, side = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", MISSED], stdin=stdin, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"you> "
+        process.send_signal(signal.SIGTERM)
+        assert b"interrupted" in process.communicate(timeout=30)[0]
+    finally:
+        process.kill()
+        os.close(side)
+        os.close(stdin)

@@ -15,6 +15,18 @@ MAX_CONVERSATION_BYTES = 4 * 1024 * 1024
 REPLAYED: frozenset[str] = frozenset({"infrastructure", "environment_failed", "aborted"})
 """Outcomes without a reward that say nothing about agent or model: a resumed evaluation plays these again."""
 _OUTCOMES = frozenset(get_args(OutcomeName))
+_NUMBERS: tuple[type, ...] = (int, float)
+_KINDS: tuple[tuple[tuple[type, ...], tuple[str, ...]], ...] = (
+    ((str,), ("id", "outcome")),
+    ((int,), ("repeat", "turns", "attempts")),
+    (_NUMBERS, ("wall_s",)),
+    ((*_NUMBERS, type(None)), ("reward",)),
+    ((int, type(None)), ("seed",)),
+    ((str, type(None)), ("split", "group", "task_id", "error", "left_out")),
+    ((dict,), ("metrics",)),
+    ((list, tuple), ("messages",)),
+)
+"""Which types a line's fields may have; a bool is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +152,14 @@ def read_record(line: bytes) -> Record:
     except TypeError as error:
         raise ValueError(f"a field is missing: {error}") from error
     # The annotations promise what a file need not hold.
-    reward: Any = record.reward
-    right = type(record.id) is str and type(record.repeat) is int and type(record.turns) is int
-    if not right or record.outcome not in _OUTCOMES:
-        raise ValueError("id, repeat, outcome or turns is not as this release writes it")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float))):
-        raise ValueError("reward is no number")
+    for kinds, names in _KINDS:
+        for name in names:
+            if type(getattr(record, name)) not in kinds:
+                raise ValueError(f"{name} is not as this release writes it")
+    if record.outcome not in _OUTCOMES or record.turns < 0 or record.repeat < 0:
+        raise ValueError("outcome, turns or repeat is not as this release writes it")
+    if any(not isinstance(message, dict) for message in record.messages):
+        raise ValueError("messages holds what is no message")
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from tide_sdk.statistics import Estimate, mean_of, pass_of, share_of
 
 MAX_REASONS = 12
 NUM_BINS = 20
+MAX_EVERY_K = 64
+"""pass@k is told for each k up to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Figures:
         reward: mean reward.
         success: share of the plays whose reward is above the threshold.
         success_bounds: the share if every play without a reward had failed, and if every one had succeeded.
-        pass_at: pass@k for each k up to the repeats.
+        pass_at: pass@k for each k up to `MAX_EVERY_K`, above it for powers of two and the repeats.
         turns: mean turns of the plays with a reward.
     """
 
@@ -132,7 +135,7 @@ def figures(played: Sequence[Record], repeats: int, threshold: float, planned: i
     hits = [[reward > threshold for reward in cluster] for cluster in clusters]
     num, num_hits = sum(map(len, clusters)), sum(map(sum, hits))
     whole = planned if planned is not None else len(played)
-    passes = {k: pass_of(hits, k) for k in range(1, repeats + 1)}
+    passes = {k: pass_of(hits, k) for k in _ks(repeats)}
     turns = [record.turns for record in played if record.reward is not None]
     return Figures(
         num=num,
@@ -144,6 +147,12 @@ def figures(played: Sequence[Record], repeats: int, threshold: float, planned: i
         pass_at={k: found for k, found in passes.items() if found is not None},
         turns=fmean(turns) if turns else None,
     )
+
+
+def _ks(repeats: int) -> list[int]:
+    """The k of pass@k: each while they are few."""
+    powers = (2**n for n in range(repeats.bit_length()))
+    return sorted({*range(1, min(repeats, MAX_EVERY_K) + 1), *powers, repeats})
 
 
 def histogram(values: Sequence[float], *, whole: bool = False) -> list[tuple[float, float, int]]:
@@ -159,6 +168,9 @@ def histogram(values: Sequence[float], *, whole: bool = False) -> list[tuple[flo
     if len(counts) <= NUM_BINS // 2 or min(counts) == max(counts):
         return [(value, value, counts[value]) for value in sorted(counts)]
     low, high = min(counts), max(counts)
+    if not math.isfinite(high - low):
+        quarters = histogram([value / 4 for value in values])
+        return [(4 * first, min(4 * last, high), count) for first, last, count in quarters]
     width = (high - low) / NUM_BINS
     if whole:
         width = max(1.0, -(-(high - low + 1) // NUM_BINS))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_origin
 
-from tide_sdk.instance_thread import told
+from tide_sdk.errors import told
 
 Run = Callable[..., Awaitable[Any]]
 _OF_GROUPS = {"states", "prompts", "completions", "answers", "tasks", "infos"}

@@ -63,9 +63,17 @@ def find_recorded(run_dir: Path, uid: str | None) -> RecordedTrajectory:
     found = names.get(file_name(uid)) or names.get(uid.removesuffix(".json"))
     if found is None:
         near = difflib.get_close_matches(file_name(uid), names, 3, 0.0)
-        told = ", ".join(read_recorded(names[name]).uid for name in near)
+        told = ", ".join(_uid_of(names[name]) for name in near)
         raise RecordedFailed(f"{uid!r} is not among the {len(files)} recorded trajectories; near it: {told}")
     return read_recorded(found)
+
+
+def _uid_of(path: Path) -> str:
+    """The uid in a file, or the name of one that cannot be read."""
+    try:
+        return read_recorded(path).uid
+    except RecordedFailed:
+        return path.stem
 
 
 def write_pages(run_dir: Path, first: Iterable[str]) -> tuple[dict[str, PageLink], str]:
@@ -121,7 +129,7 @@ def main_trajectory(run_dir: Path, uid: str | None, *, only_list: bool = False, 
         target = out or run_dir / FOLDER / f"{file_name(record.uid)}.html"
         print(write_page(target, render_trajectory(record, run_dir / IMAGES)))
     except (RecordedFailed, ReportFailed) as error:
-        print(f"tide-train trajectory: {error}", file=sys.stderr)
+        print(f"tide-train trajectory: {_printable(str(error))}", file=sys.stderr)
         return 2
     return 0
 
@@ -142,4 +150,9 @@ def _listed(run_dir: Path) -> str:
         raise RecordedFailed(f"{run_dir / FOLDER}: no trajectory is recorded")
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *damaged])
+    return "\n".join(map(_printable, [*lines, *damaged]))
+
+
+def _printable(text: str) -> str:
+    """The text without what a terminal would obey; a file's words are not trusted."""
+    return "".join(char if char.isprintable() else "?" for char in text)
