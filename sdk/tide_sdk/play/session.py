@@ -13,8 +13,9 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal, TextIO
 
 from tide_sdk.client import GatewayClient
@@ -94,7 +95,7 @@ class Keyboard:
 
 
 @contextlib.contextmanager
-def _woken() -> Iterator[None]:
+def _woken() -> Generator[None]:
     """Interrupts a read that waits, again and again, so that Python looks at its signals.
 
     A signal that comes between Python's last look and the system's read, or to another thread, is otherwise only seen
@@ -103,12 +104,15 @@ def _woken() -> Iterator[None]:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.signal(signal.SIGALRM, _nothing)
     signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None: ...
 
 
 class PlaySession:
