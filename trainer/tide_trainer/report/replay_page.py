@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide_sdk.images import media_type_of
 from tide_trainer.errors import TrainerError
 from tide_trainer.images import ImageStore
 from tide_trainer.report.footprint import footprint_chart, time_line
@@ -20,7 +21,6 @@ from tide_trainer.report.replay_tokens import TokenPages, TokenView
 from tide_trainer.report.trajectories import LEGEND
 
 MAX_ITEMS = 2_000
-_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
 MAX_ALL_IMAGE_BYTES = 24 * 1024 * 1024
 MAX_ONE_IMAGE_BYTES = 8 * 1024 * 1024
 
@@ -69,25 +69,18 @@ class PageImages:
     def _read(self, digest: str, anchor: str) -> PageImage:
         try:
             data = self._store.read(digest)
-            media_type = _media_type(data)
         except (TrainerError, ValueError) as error:
             self.num_missing += 1
             return PageImage(digest, "", anchor, str(error))
+        media_type = media_type_of(data)
+        if media_type is None:
+            self.num_missing += 1
+            return PageImage(digest, "", anchor, "the file is no PNG, JPEG, GIF or WebP image")
         if len(data) > min(self._room, MAX_ONE_IMAGE_BYTES):
             self.num_left_out += 1
             return PageImage(digest, "", anchor, f"{len(data):,} bytes are too many for this page")
         self._room -= len(data)
         return PageImage(digest, f"data:{media_type};base64,{base64.b64encode(data).decode()}", anchor)
-
-
-def _media_type(data: bytes) -> str:
-    """What an image's first bytes say. Raises ValueError for what a browser may not be given."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    for magic, media_type in _MAGIC:
-        if data.startswith(magic):
-            return media_type
-    raise ValueError("the file is no PNG, JPEG, GIF or WebP image")
 
 
 def render_trajectory(record: RecordedTrajectory, images_folder: Path) -> str:
