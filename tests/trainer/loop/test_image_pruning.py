@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -106,15 +107,17 @@ async def test_a_group_holds_its_images_from_its_beginning_until_it_is_trained_o
             return await super().run(*arguments, **named)
 
     runner = Waiting(lambda _p, group, member, _a: trajectory(group, member, reward=float(member)))
-    rollout = Rollout(runner, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent)
+    begun = itertools.count(1000)
+    parts = (runner, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent)
+    rollout = Rollout(*parts, unix_s=lambda: float(next(begun)))
     assert rollout.oldest_s() is None
-    began_s = time.time()
     rollout.open()
-    first = rollout.oldest_s()
-    assert began_s <= first <= time.time()
+    assert rollout.oldest_s() == 1000.0
     go.set()
-    await asyncio.wait_for(rollout.next_batch(), 10)
-    assert first < rollout.oldest_s(), "the first batch is consumed; a later one waits"
+    _, groups = await asyncio.wait_for(rollout.next_batch(), 10)
+    consumed = {int(group.uid.removeprefix("train/")) for group in groups}
+    waiting = next(number for number in itertools.count() if number not in consumed)
+    assert rollout.oldest_s() == 1000.0 + waiting, "what is consumed is let go; the oldest of the others counts"
     await rollout.close()
 
 

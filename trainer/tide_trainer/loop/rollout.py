@@ -51,6 +51,7 @@ class Rollout:
         repository: where every prompt's fate is written.
         algorithm: group size, batch size and eta.
         agent: attempts per task.
+        unix_s: the time of day, with which a group notes when it began.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class Rollout:
         repository: RunRepository,
         algorithm: AlgorithmSettings,
         agent: AgentSettings,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._runner = runner
         self._source = source
         self._repository = repository
         self._algorithm = algorithm
         self._agent = agent
+        self._unix_s = unix_s
         self._buffers = StalenessBuffers(algorithm.eta, algorithm.groups_per_batch)
         self._version = 0
         self._groups: dict[str, Group] = {}
@@ -141,7 +144,7 @@ class Rollout:
             prompt = self._source.take()
             uid = prompt.uid
             self._buffers.reserve(uid, self._version)
-            self._began_s[uid] = time.time()
+            self._began_s[uid] = self._unix_s()
             task = asyncio.create_task(self._group(uid, prompt, self._version), name=uid)
             self._tasks.add(task)
             task.add_done_callback(self._group_done)
