@@ -290,6 +290,30 @@ async def test_cancelling_aborts_the_attempt_and_frees_its_place(world, prompt):
     assert world.log[-1] == "refuse late session_closed"
 
 
+async def test_a_task_that_ends_while_it_is_being_resumed_is_not_granted(world, prompt):
+    world = world()
+    session = await begin(world, prompt)
+    world.shell.close_gate()
+    call(world, session, "a")
+    await settle()
+    answered = asyncio.Event()
+
+    async def resume(task_id, epoch):
+        await answered.wait()
+
+    world.shell._control._gateway.resume = resume
+    world.shell.open_gate(1)
+    await settle()
+    world.tasks[session].cancel()
+    await settle()
+    world.router.events["call_cancelled"]({"session": session, "call": "a", "rank": None})
+    answered.set()
+    await settle()
+    assert not any(line.startswith("grant") for line in world.log)
+    assert not world.shell.failed.done()
+    await asyncio.wait_for(world.shell.drained(), 2)
+
+
 async def test_a_fault_of_the_shell_ends_the_run_instead_of_hanging_it(world, prompt):
     world = world()
     await begin(world, prompt)

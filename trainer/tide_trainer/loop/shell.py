@@ -225,7 +225,8 @@ class SchedulerShell:
                 self._refuse(task, reason)
 
     def _grant(self, task: ShellTask, call: str | None, rank: RankId) -> None:
-        if call is None or task.call != call:
+        # A task may have ended, and its call with it, while it was being resumed at the gateway.
+        if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
         task.call = None
         self._in_flight.begin(call, rank)
