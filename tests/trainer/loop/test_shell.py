@@ -161,8 +161,8 @@ async def test_a_sync_waits_for_granted_calls_however_they_end(world, prompt):
     await finish(world, second)
 
 
-async def test_a_sync_waits_for_a_call_whose_task_is_being_resumed(world, prompt):
-    world = world()
+async def being_resumed(world, prompt):
+    """A task whose call "a" is to be granted once its resume is answered; its session, and the answer."""
     session = await begin(world, prompt)
     world.shell.close_gate()
     call(world, session, "a")
@@ -175,6 +175,12 @@ async def test_a_sync_waits_for_a_call_whose_task_is_being_resumed(world, prompt
     world.shell._control._gateway.resume = resume
     world.shell.open_gate(1)
     await settle()
+    return session, answered
+
+
+async def test_a_sync_waits_for_a_call_whose_task_is_being_resumed(world, prompt):
+    world = world()
+    session, answered = await being_resumed(world, prompt)
     world.shell.close_gate()
     drained = asyncio.create_task(world.shell.drained())
     await settle()
@@ -228,18 +234,7 @@ async def test_cancelling_aborts_the_attempt_and_frees_its_place(world, prompt):
 
 async def test_a_task_that_ends_while_it_is_being_resumed_is_not_granted(world, prompt):
     world = world()
-    session = await begin(world, prompt)
-    world.shell.close_gate()
-    call(world, session, "a")
-    await settle()
-    answered = asyncio.Event()
-
-    async def resume(task_id, epoch):
-        await answered.wait()
-
-    world.shell._control._gateway.resume = resume
-    world.shell.open_gate(1)
-    await settle()
+    session, answered = await being_resumed(world, prompt)
     world.tasks[session].cancel()
     await settle()
     world.router.events["call_cancelled"]({"session": session, "call": "a", "rank": None})
