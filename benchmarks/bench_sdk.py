@@ -31,6 +31,7 @@ from sdk_stack import END, START, Stack, stack
 
 from tide_sdk import AgentContext, Environment, EnvironmentServer, GatewayClient, ModelEndpoint, Start, Step, TaskSpec
 from tide_sdk.agents import agent
+from tide_sdk.collector import spare_collections
 from tide_sdk.http_parse import Response
 from tide_sdk.runner import run_task
 from tide_trainer import types
@@ -233,6 +234,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file that takes the last line too")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix=f"tide-bench-{NAME}-"))
+    spare_collections()  # as an agent worker does
     try:
         overhead, queued = uvloop.run(asyncio.wait_for(_all(folder, arguments.rounds), TIMEOUT_S))
     finally:

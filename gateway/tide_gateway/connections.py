@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 from enum import Enum
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from tide_gateway.answering import WHOLE, answer_whole
 from tide_gateway.connection_limits import ConnectionLimits
 from tide_gateway.handshakes import TlsFront
 from tide_gateway.slow_readers import SlowReader
 from tide_sdk import codec
+from tide_sdk.answering import AnsweringProtocol
 
 
 class _Refused(Exception):
@@ -52,7 +51,7 @@ def guarded_protocol(limits: ConnectionLimits, tls: ssl.SSLContext | None = None
     return GuardedTls
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(AnsweringProtocol):
     """uvicorn's protocol, bounded; see `ConnectionLimits`."""
 
     limits_of_connection = ConnectionLimits()
@@ -207,7 +206,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        cast("dict[str, Any]", cycle.scope)[WHOLE] = partial(answer_whole, cycle)
         super()._start_asgi_task(cycle, app)
 
     # inside

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import ipaddress
 import logging
 import os
@@ -38,13 +37,12 @@ from tide_gateway.service.tasks import TaskService
 from tide_gateway.settings import GatewaySettings, SettingsError, check_bind, check_tls, is_loopback
 from tide_gateway.timekeeping import DatabaseTime
 from tide_sdk import codec
+from tide_sdk.collector import spare_collections
 from tide_sdk.migrations import migrate
 from tide_sdk.serve import raise_file_limit
 
 OPEN_CANCEL_S = 20.0
 SYNC_S = 5.0
-# Turns leave hardly any cycles; looking for them after every 700 new objects costs a twelfth of all CPU.
-GC_OBJECTS = 20_000
 # Longer than any client keeps an idle connection, so that it is the client that closes it.
 KEEP_ALIVE_S = 75
 
@@ -166,7 +164,7 @@ async def _run(
     )
     try:
         if await _opens(service, stopping):
-            _spare_collections()
+            spare_collections()
             if options.retention_days:
                 beside.append(asyncio.create_task(retention.run(service.members), name="tide-retention"))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -196,13 +194,6 @@ async def _opens(service: TaskService, stopping: asyncio.Task[bool]) -> bool:
     opening.cancel()
     await asyncio.wait({opening}, timeout=OPEN_CANCEL_S)
     return False
-
-
-def _spare_collections() -> None:
-    """Collect cycles rarely, and never look through the modules again, which live to the end."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_OBJECTS)
 
 
 async def _keep_time(time: DatabaseTime, database: Database) -> None:

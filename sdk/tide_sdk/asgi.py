@@ -20,13 +20,21 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
+Whole = Callable[[int, bytes, bytes], bool]
+"""Sends status, header lines and body in one piece, or answers False (`tide_sdk.answering`)."""
 M = TypeVar("M", bound=BaseModel)
+
+WHOLE = "tide.whole"
+"""The scope's entry with its `Whole`; absent where another server than ours calls the application."""
+MAX_WHOLE_BYTES = 16 * 1024
+"""A body up to this size goes into the connection's buffer as it is; a larger one waits for its reader."""
 
 BODY_LIMIT_S = 60.0
 """Seconds in which a caller must have sent the whole body."""
 _CONTRACT = (CONTRACT_HEADER.lower().encode(), str(CONTRACT_VERSION).encode())
 _JSON_TYPE = b"application/json"
 _JSON = ((b"content-type", _JSON_TYPE), _CONTRACT)
+_JSON_HEAD = b"".join(b"%b: %b\r\n" % field for field in _JSON)
 _PARTS_FORM = "list[dict[str,any]]"
 _PROBLEM = ((b"content-type", b"application/problem+json"), _CONTRACT)
 
@@ -169,8 +177,17 @@ def invalid(error: ValidationError) -> TideError:
     return TideError("invalid", f"{field}: {words}", field=field, num_errors=error.error_count())
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Headers = _JSON) -> None:
-    """Send a complete JSON answer; `headers` replace content type and contract version."""
+async def send_json(
+    send: Send, status: int, body: bytes, headers: Headers = _JSON, *, whole: Whole | None = None
+) -> None:
+    """Send a complete JSON answer, in one piece through `whole` where it is small.
+
+    `headers` replace content type and contract version.
+    """
+    if whole is not None and len(body) <= MAX_WHOLE_BYTES:
+        head = _JSON_HEAD if headers is _JSON else b"".join(b"%b: %b\r\n" % field for field in headers)
+        if whole(status, head, body):
+            return
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})

@@ -39,7 +39,7 @@ def dumps(data: Any) -> bytes:
         raise CodecError(f"the data cannot be written as JSON: {error}") from error
     if b"null" in body:
         # orjson writes NaN as null without a word: look closer only where a null was written.
-        check_plain(data)
+        _check_finite(data)
     return body
 
 
@@ -83,6 +83,21 @@ def same(one: Any, other: Any) -> bool:
         elif isinstance(a, bool) is not isinstance(b, bool) or a != b:
             return False
     return True
+
+
+def _check_finite(data: Any) -> None:
+    """Check the numbers of data that orjson has written; it refused all else that is not plain."""
+    rest: list[Any] = [data]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            continue
+        if isinstance(one, dict):
+            rest.extend(cast("dict[str, Any]", one).values())
+        elif isinstance(one, (list, tuple)):
+            rest.extend(cast("list[Any]", one))
+        elif isinstance(one, float) and not math.isfinite(one):
+            raise CodecError(f"{one} is not a JSON number")
 
 
 def check_plain(data: Any, depth: int = 0) -> None:

@@ -47,8 +47,10 @@ class ImageWindow:
 
         It depends on nothing but the messages: give it the whole conversation each time. Pruned again, it stays.
         """
-        num_images = sum(_num_images(message) for message in messages)
+        num_images = sum([_num_images(message) for message in messages if not isinstance(message.get("content"), str)])
         num_gone = num_images - self.num_kept(num_images)
+        if not num_gone:
+            return list(messages)
         pruned: list[dict[str, Any]] = []
         for message in messages:
             num_here = min(num_gone, _num_images(message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import importlib.util
 import inspect
 import ipaddress
 import json
@@ -98,6 +99,7 @@ def _serve(
     app = EnvironmentServer(environment, options=options, capacity=arguments.capacity)
     config = uvicorn.Config(
         app,
+        http=_protocol(),
         log_level="warning",
         access_log=False,
         lifespan="on",
@@ -127,6 +129,15 @@ def _serve(
             await super().shutdown(sockets)
 
     Server(config).run(sockets=[listener])
+
+
+def _protocol() -> Any:
+    """uvicorn's `http`: its own choice where the faster parser (extra `serve`) is not installed."""
+    if importlib.util.find_spec("httptools") is None:
+        return "auto"
+    from tide_sdk.answering import AnsweringProtocol
+
+    return AnsweringProtocol
 
 
 def fill_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:

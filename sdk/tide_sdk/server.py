@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 
 from tide_sdk import codec
 from tide_sdk.asgi import (
+    WHOLE,
     ClientGone,
     Receive,
     Scope,
@@ -115,7 +116,7 @@ class EnvironmentServer:
             _log.exception("%s %s failed", scope["method"], scope["path"])
             await send_problem(send, TideError("internal", f"{type(error).__name__} in the environment server"))
         else:
-            await send_json(send, status, body)
+            await send_json(send, status, body, whole=scope.get(WHOLE))
 
     def _handler(self, scope: Scope) -> _Handler:
         methods = self._routes.get(scope["path"])

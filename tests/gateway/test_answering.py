@@ -10,9 +10,9 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from tide_gateway.answering import answer_whole
 from tide_gateway.endpoints.sending import UNCOUNTED_BYTES, HeldSend
 from tide_gateway.load import Held, Load
+from tide_sdk.answering import answer_whole
 
 
 class Wire(asyncio.Transport):

@@ -13,8 +13,8 @@ EXTRAS_ONLY = (
     *("orjson", "PIL", "pydantic_ai", "rich", "safetensors", "sqlalchemy", "starlette", "tokenizers", "torch"),
     *("transformers", "uvloop", "vllm"),
 )
-# Shared by the two services, which have its extras; see its docstring.
-NEEDS_AN_EXTRA = ("tide_sdk.migrations",)
+# Shared by the two services, which have its extras; used by `tide-env serve` where the extra `serve` is installed.
+NEEDS_AN_EXTRA = ("tide_sdk.migrations", "tide_sdk.answering")
 
 BLOCK = """
 import sys

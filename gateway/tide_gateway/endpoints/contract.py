@@ -12,7 +12,6 @@ import re
 from typing import Any
 from urllib.parse import parse_qs
 
-from tide_gateway.answering import WHOLE
 from tide_gateway.auth import Owners
 from tide_gateway.endpoints.calls import HELD, MAX_SMALL_BODY_BYTES, authorization_of, check, check_size, parse_body
 from tide_gateway.endpoints.sending import HeldSend
@@ -21,7 +20,18 @@ from tide_gateway.plain import few_brackets, plain_action
 from tide_gateway.repository import StorageFailed
 from tide_gateway.roles import Caller
 from tide_gateway.service.tasks import TaskService
-from tide_sdk.asgi import ClientGone, Headers, Receive, Scope, Send, check_version, read_body, send_json, send_problem
+from tide_sdk.asgi import (
+    WHOLE,
+    ClientGone,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    check_version,
+    read_body,
+    send_json,
+    send_problem,
+)
 from tide_sdk.errors import TideError
 from tide_sdk.images import REFERENCE_MARK
 from tide_sdk.wire import IMAGES_HEADER, PRINTABLE, EndRequest, EpochRequest, ObservationRequest, StartRequest

@@ -7,16 +7,16 @@ long a caller may take is the connection's to say (`tide_gateway.connections`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from tide_gateway.load import Held
-from tide_sdk.asgi import Send, send_json, send_problem
+from tide_sdk.asgi import MAX_WHOLE_BYTES, Send, Whole, send_json, send_problem
 from tide_sdk.errors import TideError
 from tide_sdk.wire import CONTRACT_VERSION
 
 _HEAD = b"content-type: application/json\r\ntide-contract: %d\r\n" % CONTRACT_VERSION
-UNCOUNTED_BYTES = 16 * 1024
+UNCOUNTED_BYTES = MAX_WHOLE_BYTES
 """An answer up to this size goes out at once, as a part of what a connection costs."""
 PIECE_BYTES = 64 * 1024
 
@@ -40,8 +40,8 @@ class HeldSend:
         self._start: MutableMapping[str, Any] | None = None
         self.status = 0
 
-    async def json(self, status: int, body: bytes, whole: Callable[[int, bytes, bytes], bool] | None) -> None:
-        """Send a JSON answer, in one piece through `whole` (`tide_gateway.answering`) where it is small."""
+    async def json(self, status: int, body: bytes, whole: Whole | None) -> None:
+        """Send a JSON answer, in one piece through `whole` (`tide_sdk.answering`) where it is small."""
         if whole is not None and len(body) <= UNCOUNTED_BYTES and whole(status, _HEAD, body):
             self.status = status
         else:

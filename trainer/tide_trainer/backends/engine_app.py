@@ -22,10 +22,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from tide_sdk import codec
+from tide_sdk.asgi import WHOLE, Receive, Scope, Send, send_json
 from tide_trainer import types
 from tide_trainer.engine_client import EngineHealth
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
@@ -36,10 +37,6 @@ _MAX_STOP_IDS = 64
 _STATUS = {"invalid": 422, "unauthorized": 401, "no_weights": 503, "updating": 503, "failed": 500}
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", b"application/problem+json")
-
-Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class ServedEngine(Protocol):
@@ -117,10 +114,7 @@ class EngineApp:
         except Exception as error:  # noqa: BLE001 - the boundary: reported to the caller and logged
             _LOG.exception("the engine broke in %s", scope["path"])
             answer, status, kind = _problem("failed", f"{type(error).__name__}: {error}")
-        data = codec.dumps(answer)
-        headers = [kind, (b"content-length", b"%d" % len(data))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
+        await send_json(send, status, codec.dumps(answer), (kind,), whole=scope.get(WHOLE))
 
     def _authorize(self, scope: Scope) -> None:
         if self._expected is None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from tide_sdk.answering import AnsweringProtocol
 from tide_sdk.serve import announce
 from tide_trainer.backends.engine_app import EngineApp, ServedEngine
 
@@ -64,7 +65,7 @@ async def serve(engine: ServedEngine, token: str | None, announce_path: Path) ->
     """Serves an engine on a free loopback port, announces it, and returns after SIGTERM or SIGINT."""
     config = uvicorn.Config(
         EngineApp(engine, token),
-        http="httptools",
+        http=AnsweringProtocol,
         lifespan="off",
         ws="none",
         access_log=False,

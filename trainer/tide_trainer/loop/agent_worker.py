@@ -33,6 +33,7 @@ from tide_sdk import codec
 from tide_sdk.agents import Agent, AgentResult, load_agent
 from tide_sdk.client import GatewayClient
 from tide_sdk.clocks import ClockName
+from tide_sdk.collector import spare_collections
 from tide_sdk.context import AgentContext
 from tide_sdk.context_images import without_bytes
 from tide_sdk.footprints import FootprintReporter
@@ -238,6 +239,7 @@ async def work(arguments: argparse.Namespace) -> None:
     worker.attach(channel)
     watch = BlockedLoop(loop, arguments.max_block_s)
     watch.start()
+    spare_collections()
     background = [asyncio.create_task(worker.lag.run()), asyncio.create_task(_report_lag(worker, channel))]
     try:
         await stop.wait()

@@ -14,6 +14,8 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from tide_sdk.answering import AnsweringProtocol
+from tide_sdk.collector import spare_collections
 from tide_sdk.serve import KEEP_ALIVE_S, announce, raise_file_limit
 from tide_trainer.channel import Channel, connect_channel
 from tide_trainer.images import ImageStore
@@ -76,13 +78,14 @@ async def serve(arguments: argparse.Namespace) -> None:
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=AnsweringProtocol,
             ws="none",
             lifespan="off",
             access_log=False,
             log_level="warning",
             server_header=False,
             date_header=False,
+            proxy_headers=False,  # nothing here asks where a call comes from
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_LIMIT_S,
         )
@@ -90,6 +93,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     server.app, server.announce_to, server.url = app, Path(arguments.announce), url
     channel = await connect_channel(arguments.control, control.handlers(), name="router")
     channel.on_close(lambda _: server.handle_exit(0, None))
+    spare_collections()
     tasks = [asyncio.create_task(lag.run()), asyncio.create_task(_expire(control, notify))]
     try:
         await server.serve(sockets=[listener])

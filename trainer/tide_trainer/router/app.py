@@ -57,7 +57,7 @@ class RouterApp:
         """ASGI's entry."""
         if scope["type"] != "http":
             return
-        outlet = Outlet(send)
+        outlet = Outlet(send, scope.get(asgi.WHOLE))
         try:
             try:
                 if self.closing:

@@ -153,6 +153,9 @@ def _messages(value: Any) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for index, message in enumerate(value):
         role = message.get("role") if isinstance(message, dict) else None
+        if type(role) is str and role in _ROLES and len(message) == 2 and type(message.get("content")) is str:
+            messages.append(message)  # nearly all are such, and a conversation comes whole with each call
+            continue
         if not isinstance(role, str) or role not in _ROLES:
             raise invalid(f"messages[{index}].role", f"messages[{index}] needs a role out of {sorted(_ROLES)}")
         clean = {name: field for name, field in message.items() if field is not None}

@@ -35,18 +35,24 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Outlet:
     """Sends what belongs to one request.
 
+    Args:
+        send: the server's.
+        whole: sends a small answer in one piece, where the server can.
+
     Attributes:
         streaming: the head of a stream is out.
     """
 
-    def __init__(self, send: asgi.Send) -> None:
+    def __init__(self, send: asgi.Send, whole: asgi.Whole | None = None) -> None:
         self._send_event = send
+        self._whole = whole
         self.streaming = False
 
     async def whole(self, body: bytes, headers: Headers = (), status: int = 200) -> None:
         """A complete JSON answer."""
+        sending = asgi.send_json(self._send_event, status, body, (JSON, *headers), whole=self._whole)
         try:
-            await within(SEND_LIMIT_S, asgi.send_json(self._send_event, status, body, (JSON, *headers)))
+            await within(SEND_LIMIT_S, sending)
         except TimeoutError as error:
             raise asgi.ClientGone from error
 

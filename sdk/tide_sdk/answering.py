@@ -1,15 +1,25 @@
 """A short way for whole small answers, beside uvicorn's own.
 
 uvicorn writes head and body by themselves, which are two system calls here and two wake-ups at the caller, and checks
-each header with regular expressions. What the contract's calls answer has headers of our own and a body in hand.
+each header with regular expressions. What our servers answer has headers of our own and a body in hand.
 """
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from functools import partial
+from typing import Any, cast
 
-WHOLE = "tide.whole"
-"""The scope's entry with `answer_whole` of its cycle; absent where another server than ours calls the app."""
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from tide_sdk.asgi import WHOLE
+
+
+class AnsweringProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, whose applications find `answer_whole` in their scope; for `uvicorn.Config(http=...)`."""
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cast("dict[str, Any]", cycle.scope)[WHOLE] = partial(answer_whole, cycle)
+        super()._start_asgi_task(cycle, app)
 
 
 def answer_whole(cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
