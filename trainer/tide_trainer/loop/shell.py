@@ -127,7 +127,8 @@ class SchedulerShell:
 
     def add_rank(self, info: EngineInfo) -> None:
         """A rollout rank, known to the router already, serves from now on."""
-        self._scheduler.add_rank(info.rank, self._settings.scheduler.budget_tokens(info.kv_tokens), info.block_tokens)
+        budget_tokens = self._settings.scheduler.budget_tokens(info.kv_tokens)
+        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, self.version)
         self._wake()
 
     def quarantine(self, rank: RankId, reason: str) -> None:
@@ -153,7 +154,7 @@ class SchedulerShell:
     def open_gate(self, version: int) -> None:
         """Grants again; the ranks serve `version`."""
         self.version = version
-        self._scheduler.open_gate()
+        self._scheduler.open_gate(version)
         self._wake()
 
     def oldest_s(self) -> float | None:
@@ -213,24 +214,24 @@ class SchedulerShell:
         match decision:
             case Admit():
                 task.playing = self._background.spawn(self._play(task))
-            case Grant(rank=rank):
-                self._grant(task, task.call, rank)
+            case Grant():
+                self._grant(task, task.call, decision)
             case Pause():
                 self._background.spawn(self._control.pause(task))
-            case Resume(rank=rank):
+            case Resume():
                 if task.call is not None:
                     self._in_flight.begin(task.call, None)  # or a sync would begin between the resume and the grant
-                self._background.spawn(self._resume(task, task.call, rank))
+                self._background.spawn(self._resume(task, task.call, decision))
             case Refuse(reason=reason):
                 self._refuse(task, reason)
 
-    def _grant(self, task: ShellTask, call: str | None, rank: RankId) -> None:
+    def _grant(self, task: ShellTask, call: str | None, grant: Grant | Resume) -> None:
         # A task may have ended, and its call with it, while it was being resumed at the gateway.
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
         task.call = None
-        self._in_flight.begin(call, rank)
-        self._router.grant(call, rank, self.version, self._scheduler.predicted_tokens(task.session))
+        self._in_flight.begin(call, grant.rank)
+        self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
         _LOG.warning("task %s is refused: %s", task.session, reason)
@@ -254,9 +255,9 @@ class SchedulerShell:
     def _unpause(self, task: ShellTask) -> None:
         self._background.spawn(self._control.resume(task))
 
-    async def _resume(self, task: ShellTask, call: str | None, rank: RankId) -> None:
+    async def _resume(self, task: ShellTask, call: str | None, grant: Resume) -> None:
         await self._control.resume(task)
-        self._grant(task, call, rank)
+        self._grant(task, call, grant)
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
         task = self._tasks.get(event["session"])

@@ -32,26 +32,43 @@ class GroupState:
 
 @dataclass(slots=True, eq=False)
 class EnvironmentState:
-    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`."""
+    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`.
+
+    Of the limit, `reserved_eval` are for evaluation only.
+    """
 
     name: str
     limit: int | None = None
+    reserved_eval: int = 0
     num_tasks: int = 0
+    num_train: int = 0
     blocked_until_s: float | None = None
 
-    def has_room(self) -> bool:
-        """Whether one more task may start."""
-        return self.blocked_until_s is None and (self.limit is None or self.num_tasks < self.limit)
+    def has_room(self, *, is_eval: bool) -> bool:
+        """Whether one more task of the kind may start."""
+        if self.blocked_until_s is not None:
+            return False
+        if self.limit is None:
+            return True
+        return self.num_tasks < self.limit and (is_eval or self.num_train < self.limit - self.reserved_eval)
 
 
 @dataclass(slots=True, eq=False)
 class RankState:
-    """A rollout rank: its budget, what its tasks hold, and the calls that wait for it."""
+    """A rollout rank: its budget, the model version it serves, what its tasks hold, and the calls that wait for it."""
 
     rank: RankId
     budget_tokens: int
     live: TokenLedger
     projected: TokenLedger
+    kv_tokens: int
+    version: int = 0
+    gate_open: bool = True
+    engine_tokens: int | None = None
+    excess_tokens: int = 0
+    overloaded: bool = False
+    aborting: set[str] = field(default_factory=set[str])
+    aborted_at_s: float = float("-inf")
     tasks: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
     fresh: list[TaskState] = field(default_factory=list["TaskState"])
     waiting: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
@@ -63,6 +80,10 @@ class RankState:
     def num_active(self) -> int:
         """Tasks here that are neither paused nor held."""
         return len(self.tasks) - len(self.waiting) - len(self.fresh)
+
+    def num_generating(self) -> int:
+        """Tasks whose call is at the engine. O(tasks)."""
+        return sum(task.phase is Phase.GENERATING for task in self.tasks.values())
 
     def peek(self) -> TaskState | None:
         """The waiting task of the highest priority."""
@@ -123,7 +144,10 @@ class SchedulerState:
         self.homeless: dict[str, TaskState] = {}
         self.dirty: dict[RankId, None] = {}
         self.admission_dirty = True
+        # For ranks that are still to come; each of those that are here has its own gate.
         self.gate_open = True
+        self.newest = 0
+        self.anchored: dict[str, TaskState] = {}
         self.phases = dict.fromkeys(Phase, 0)
         self.task_types: dict[str, int] = {}
         self.out: list[Decision] = []
@@ -147,6 +171,29 @@ class SchedulerState:
         """Every rank is looked at again in the next plan, and so is the queue."""
         self.dirty = dict.fromkeys(self.ranks)
         self.admission_dirty = True
+
+    def serves(self, rank: RankState, task: TaskState) -> bool:
+        """Whether the rank has the version that the task is sampled from: its anchor, or the newest."""
+        version = task.entry.version
+        return rank.version == (self.newest if version is None else version)
+
+    def may_serve(self, rank: RankState, task: TaskState) -> bool:
+        """Whether the rank serves the task, or will after a weight update that is still to come."""
+        version = task.entry.version
+        return version is None or rank.version == version or version >= self.newest
+
+    def is_lost(self, task: TaskState) -> bool:
+        """Whether the task is anchored to a version that no rank serves any more. O(ranks) for old versions."""
+        version = task.entry.version
+        if version is None or version >= self.newest:
+            return False
+        return all(rank.version != version for rank in self.ranks.values())
+
+    def count_started(self, task: TaskState) -> None:
+        """The task takes its place in its environment, until it leaves."""
+        task.environment.num_tasks += 1
+        task.environment.num_train += not task.is_eval
+        self.task_types[task.entry.task_type] = self.task_types.get(task.entry.task_type, 0) + 1
 
     def set_timer(self, due_s: float, kind: TimerKind, subject: TaskState | EnvironmentState, wait: int) -> None:
         """Fires at the first plan from `due_s` on, if the subject still is as it was."""
@@ -234,6 +281,6 @@ class SchedulerState:
             starved_since_s=task.waiting_since_s if task.starved else None,
         )
 
-    def largest_budget_tokens(self) -> int:
-        """The largest budget of all ranks; 0 without ranks."""
-        return max((rank.budget_tokens for rank in self.ranks.values()), default=0)
+    def largest_budget_tokens(self, task: TaskState) -> int:
+        """The largest budget of the ranks that may serve the task; 0 without one."""
+        return max((rank.budget_tokens for rank in self.ranks.values() if self.may_serve(rank, task)), default=0)
