@@ -46,9 +46,7 @@ class StuckClock:
             awaited: by entry.
             now_s: a monotonic clock's present.
         """
-        self._since = {
-            entry: self._since.get(entry, (now_s, facts.paused_s)) for entry, facts in awaited.items()
-        }
+        self._since = {entry: self._since.get(entry, (now_s, facts.paused_s)) for entry, facts in awaited.items()}
         return tuple(entry for entry, facts in awaited.items() if self._waited_s(entry, facts, now_s) >= facts.limit_s)
 
     def clear(self) -> None:
