@@ -84,6 +84,35 @@ class AlgorithmSettings(Settings):
     group_size: int = Field(default=8, ge=1, description="sibling trajectories of one prompt")
     eta: int = Field(default=1, ge=0, le=64, description="staleness bound: V_traj + eta >= V_buf; 0: synchronous")
     min_group_size: int = Field(default=2, ge=1, description="rewarded siblings below which a group is dropped")
+    spare_groups: int = Field(
+        default=0,
+        ge=0,
+        description="redundancy: groups in flight for each coming batch beyond `groups_per_batch`; what is slower than "
+        "the batch and fits no later one is aborted and sampled again; 0: none",
+    )
+    spare_siblings: int = Field(
+        default=0,
+        ge=0,
+        description="redundancy: trajectories of a group beyond `group_size`; the first `group_size` with a reward "
+        "count, the rest is aborted; 0: none",
+    )
+    filter_equal_rewards: bool = Field(
+        default=False,
+        description="True: groups whose rewards are all equal carry no signal, are dropped, and another prompt is "
+        "sampled; False: they train",
+    )
+    stuck_s: float = Field(
+        default=60,
+        ge=0,
+        description="unpaused seconds that a train step waits for a group once its buffer is full of groups in flight and "
+        "complete ones; then the group is aborted and its prompt sampled again later; 0: waits on",
+    )
+    stuck_episodes: float = Field(
+        default=3, ge=0, description="the same in measured episodes of the environment; the longer of the two counts"
+    )
+    max_samplings: int = Field(
+        default=3, ge=1, le=1000, description="times that a prompt is sampled before it is dropped as given up"
+    )
     advantage: AdvantageSettings = AdvantageSettings()
     loss: LossSettings = LossSettings()
 

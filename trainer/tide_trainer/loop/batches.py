@@ -89,3 +89,9 @@ def success_rate(trajectories: Seq[Trajectory]) -> float:
     """Share of rewarded trajectories whose reward is above 0; those without a reward are left out."""
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     return fmean(reward > 0 for reward in rewards) if rewards else 0.0
+
+
+def newest_version(trajectories: Iterable[Trajectory]) -> int:
+    """The newest model version that sampled any token; -1 without one."""
+    versions = (version for one in trajectories for segment in one.segments for version in segment.versions)
+    return max(versions, default=-1)

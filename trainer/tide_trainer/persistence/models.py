@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text
+from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -21,10 +21,15 @@ class RunRow(Base):
     config_json: Mapped[str] = mapped_column(Text)
     started_at_s: Mapped[float] = mapped_column(Float)
     ended_at_s: Mapped[float | None] = mapped_column(Float)
+    task_key: Mapped[str] = mapped_column(String(128), server_default="")
+    num_resumes: Mapped[int] = mapped_column(Integer, server_default="0")
 
 
 class GroupRow(Base):
-    """One prompt of a run and what became of it: running, ready, trained or dropped (with a reason)."""
+    """One prompt of a run and what became of it: running, ready, trained, dropped or waiting (both with a reason).
+
+    A waiting one is sampled again later; `sampling` counts how often it was given up before.
+    """
 
     __tablename__ = "groups"
     __table_args__ = (Index("ix_groups_run_status", "run", "status"),)
@@ -38,6 +43,19 @@ class GroupRow(Base):
     version: Mapped[int] = mapped_column(Integer)
     buffer_version: Mapped[int | None] = mapped_column(Integer)
     payload_hash: Mapped[str | None] = mapped_column(String(64))
+    sampling: Mapped[int] = mapped_column(Integer, server_default="0")
+
+
+class StalenessEntryRow(Base):
+    """A group's place in the staleness buffers: V_traj, V_buf, and whether it is occupied or only reserved."""
+
+    __tablename__ = "staleness_entries"
+
+    run: Mapped[str] = mapped_column(ForeignKey("runs.run"), primary_key=True)
+    entry: Mapped[str] = mapped_column(String(128), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer)
+    buffer: Mapped[int] = mapped_column(Integer)
+    occupied: Mapped[bool] = mapped_column(Boolean)
 
 
 class TrajectoryRow(Base):

@@ -3,11 +3,15 @@
 One buffer per coming train step, keyed by the version `V_buf` at which it is consumed. A group that starts is
 *reserved* at the worst place that its version admits; once complete it is *occupied* at the earliest free place.
 
+    reserve -> [reserved] -> occupy -> [occupied] -> consume (the batch) -> trained
+                   |                       |            +-> surplus: redundant entries that fit no later buffer
+                   +------- delete --------+            aborted (Stuck, failed) or filtered
+
 Source: StaleFlow sections 4.1 to 4.3.
 Symbols: eta = staleness bound; V_traj = an entry's version; V_buf = a buffer's version.
 Invariant 2: `V_traj + eta >= V_buf` for every entry, always.
-Deviation: the Stuck clock runs only while the trainer waits for the buffer (the paper's starts when any buffer is
-Stuck), so that a long train step aborts nothing that nobody waits for.
+Deviation: of a buffer's redundant entries only those are aborted that have no admissible place in a later buffer; the
+paper aborts all. The Stuck time is `staleness_stuck.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from tide_trainer.scheduling.staleness_types import (
     BuffersSnapshot,
     BufferState,
     BufferView,
+    EntryChanges,
     EntryRecord,
     NoPlaceError,
     NotReadyError,
@@ -28,6 +33,7 @@ __all__ = [
     "BufferState",
     "BufferView",
     "BuffersSnapshot",
+    "EntryChanges",
     "EntryRecord",
     "NoPlaceError",
     "NotReadyError",
@@ -38,26 +44,30 @@ __all__ = [
 
 
 class StalenessBuffers:
-    """The buffers of the train steps `version .. version + eta`, each with `batch_size` places for groups.
+    """The buffers of the train steps `version .. version + eta`, each with places for a batch of groups.
 
-    Cost: `reserve`, `consume` and `can_reserve` look at each buffer once, O(eta); `occupy` and `delete` move at most
-    one entry per buffer and pass, found by version and not by scanning the batch. Not thread-safe; one owner calls it.
-    An operation that raises has changed nothing.
+    Cost: O(eta) looks at buffers for each operation, O(eta + batch) for `consume` (`num_looks` counts them). Not
+    thread-safe; one owner calls it. An operation that raises has changed nothing.
+
+    Attributes:
+        surplus: what the last `consume` has removed beside its batch; the caller aborts it.
     """
 
-    def __init__(self, eta: int, batch_size: int, version: int = 0) -> None:
+    def __init__(self, eta: int, batch_size: int, version: int = 0, num_spare: int = 0) -> None:
         """Makes empty buffers.
 
         Args:
             eta: how many versions older than the consuming version a trajectory may be; 0 is on-policy.
             batch_size: groups per train step.
             version: the trainer's model version; the next buffer is consumed at it.
+            num_spare: redundancy: places of each buffer beyond the batch, so that the slowest are not waited for.
         """
-        for name, value, lowest in (("eta", eta, 0), ("batch_size", batch_size, 1), ("version", version, 0)):
-            if value < lowest:
-                raise StalenessError(f"{name} is {value}; it must be at least {lowest}")
-        self._places = Places(eta, batch_size, version)
-        self._stuck_since_s: float | None = None
+        lowest = {"eta": (eta, 0), "batch_size": (batch_size, 1), "version": (version, 0), "num_spare": (num_spare, 0)}
+        for name, (value, least) in lowest.items():
+            if value < least:
+                raise StalenessError(f"{name} is {value}; it must be at least {least}")
+        self._places = Places(eta, batch_size, version, num_spare)
+        self.surplus: tuple[str, ...] = ()
 
     @property
     def eta(self) -> int:
@@ -68,6 +78,11 @@ class StalenessBuffers:
     def batch_size(self) -> int:
         """Groups per train step."""
         return self._places.batch_size
+
+    @property
+    def num_looks(self) -> int:
+        """Buffers looked at and entries moved so far: what the operations cost."""
+        return self._places.num_looks
 
     @property
     def version(self) -> int:
@@ -89,8 +104,9 @@ class StalenessBuffers:
         """How many further groups of this version could be reserved now; 0 for one too old or not yet trained."""
         if version > self.version:
             return 0
-        buffers = self._places.buffers
-        return sum(self.batch_size - buffers[v].size() for v in range(self.version, version + self.eta + 1))
+        places = self._places
+        sizes = (places.buffers[v].size() for v in range(self.version, version + self.eta + 1))
+        return sum(places.capacity - size for size in sizes)
 
     def can_reserve(self, version: int) -> bool:
         """Whether `reserve` at this version would find a place (the protocol's discriminator)."""
@@ -140,7 +156,7 @@ class StalenessBuffers:
         if entry in places.buffers[place].occupied:
             raise StalenessError(f"entry {entry!r} is already occupied in buffer {place}; occupy a group once")
         free = places.shift_reservations(places.take_reserved(entry))
-        first = places.first_free()
+        first = places.first_wanting(free)
         place = free if first is None else first
         places.put_occupied(entry, place)
         return place
@@ -157,7 +173,7 @@ class StalenessBuffers:
             del occupied[entry]
         else:
             places.take_reserved(entry)
-        del places.version_of[entry], places.place_of[entry]
+        places.forget(entry)
         places.close_up(place)
 
     def lower(self, entry: str, version: int) -> int:
@@ -193,13 +209,17 @@ class StalenessBuffers:
         return places.place_of[entry]
 
     def ready(self) -> bool:
-        """Whether the buffer of the present version is all occupied."""
+        """Whether the buffer of the present version has a whole batch of complete entries."""
         return self._places.state(self.version) is BufferState.READY
 
     def consume(self) -> tuple[str, ...]:
-        """Takes the Ready buffer of the present version, in order of completion, and moves on to the next version.
+        """Takes the batch of the present version, in order of completion, and moves on to the next version.
 
-        Call it when the train step starts: from then on new groups fill later buffers. Raises NotReadyError.
+        Call it when the train step starts: from then on new groups fill later buffers. Redundant entries of the buffer
+        move to later ones where their version admits it; the others are gone and stand in `surplus`.
+
+        Raises:
+            NotReadyError: the batch is not whole.
         """
         if not self.ready():
             buffer = self._places.buffers[self.version]
@@ -207,27 +227,18 @@ class StalenessBuffers:
                 f"buffer {self.version} has {len(buffer.occupied)} of {self.batch_size} groups complete "
                 f"and {buffer.num_reserved} in flight; ask ready() first"
             )
-        self._stuck_since_s = None
-        return self._places.take_first()
+        entries, self.surplus = self._places.take_first()
+        return entries
 
-    def overdue(self, now_s: float, limit_s: float) -> tuple[str, ...]:
-        """Reservations of the next buffer once it has been Stuck for `limit_s` while the trainer waits.
-
-        Call it only while the trainer waits for the buffer: the first call that finds it Stuck starts the clock; any
-        other state stops it. The caller aborts and deletes what is returned, and samples those prompts again later.
-
-        Args:
-            now_s: a monotonic clock's present.
-            limit_s: StaleFlow's default is 60.
-        """
+    def stuck(self) -> tuple[str, ...]:
+        """What a Stuck next buffer waits for: its reservations; nothing in any other state."""
         if self._places.state(self.version) is not BufferState.STUCK:
-            self._stuck_since_s = None
-            return ()
-        if self._stuck_since_s is None:
-            self._stuck_since_s = now_s
-        if now_s - self._stuck_since_s < limit_s:
             return ()
         return tuple(entry for entry, _ in self._places.buffers[self.version].reserved_entries())
+
+    def take_changes(self) -> EntryChanges:
+        """What has changed since the last call; a store that writes every answer in order holds the snapshot."""
+        return self._places.take_changes()
 
     def states(self) -> tuple[BufferView, ...]:
         """All buffers, the next one first."""
@@ -237,23 +248,29 @@ class StalenessBuffers:
         )
 
     def snapshot(self) -> BuffersSnapshot:
-        """The whole state as plain data, for SQL (the Stuck clock starts anew after a restore)."""
+        """The whole state as plain data, for SQL."""
         records: list[EntryRecord] = []
         for v, buffer in self._places.buffers.items():
             records += [EntryRecord(entry, self._places.version_of[entry], v, True) for entry in buffer.occupied]
             records += [EntryRecord(entry, version, v, False) for entry, version in buffer.reserved_entries()]
-        return BuffersSnapshot(self.eta, self.batch_size, self.version, tuple(records))
+        num_spare = self._places.capacity - self.batch_size
+        return BuffersSnapshot(self.eta, self.batch_size, self.version, tuple(records), num_spare)
 
     @classmethod
     def restore(cls, snapshot: BuffersSnapshot) -> StalenessBuffers:
         """Rebuilds a snapshot's state. Raises StalenessError if it breaks an invariant (an entry too old, ...)."""
-        restored = cls(snapshot.eta, snapshot.batch_size, snapshot.version)
+        restored = cls(snapshot.eta, snapshot.batch_size, snapshot.version, snapshot.num_spare)
         places = restored._places
         for record in snapshot.entries:
             if record.buffer not in places.buffers or record.entry in places.place_of:
                 raise StalenessError(
                     f"snapshot: entry {record.entry!r} is there twice, or its buffer {record.buffer} is not one of "
                     f"{snapshot.version} to {snapshot.version + snapshot.eta}"
+                )
+            if record.version + snapshot.eta < record.buffer:
+                raise StalenessError(
+                    f"snapshot: entry {record.entry!r} of version {record.version} breaks eta {snapshot.eta} "
+                    f"in buffer {record.buffer}"
                 )
             places.version_of[record.entry] = record.version
             put = places.put_occupied if record.occupied else places.put_reserved

@@ -23,7 +23,7 @@ class NotReadyError(StalenessError):
 
 
 class BufferState(StrEnum):
-    """Waiting has free places, Ready is all occupied, Stuck is full with at least one reservation."""
+    """Ready has a whole batch of complete entries, Stuck is full and has not, Waiting is neither."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -51,10 +51,24 @@ class EntryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryChanges:
+    """What became of entries since the last time that it was asked for: for a store that follows the buffers.
+
+    Attributes:
+        put: entries that are new or stand elsewhere or otherwise now, as they are now.
+        gone: entries that are in no buffer any more: consumed, deleted or surplus.
+    """
+
+    put: tuple[EntryRecord, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BuffersSnapshot:
-    """Everything that `StalenessBuffers.restore` needs, as plain data."""
+    """Everything that `StalenessBuffers.restore` needs, as plain data; `num_spare` is the redundancy of a buffer."""
 
     eta: int
     batch_size: int
     version: int
     entries: tuple[EntryRecord, ...]
+    num_spare: int = 0
