@@ -12,12 +12,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from ctb_workload import MAX_NEW_TOKENS, BenchTask
 
-from tide_trainer.scheduling.plan import Admit, Decision, Grant, Refuse, Resume, SchedulerView, TaskEntry
-from tide_trainer.types import Completion, EngineStats, RankId, Sampling
+from tide_trainer.scheduling.ctb import TaskScheduler
+from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Refuse, Resume, TaskEntry
+from tide_trainer.simulation.policies import Observer, Policy
+from tide_trainer.types import Completion, EngineStats, Sampling
 
 SAMPLE_EVERY_S = 0.25
 ENVIRONMENT = "bench"
@@ -33,42 +36,6 @@ class Engine(Protocol):
 
     async def stats(self) -> EngineStats:
         """The engine's live numbers."""
-        ...
-
-
-class Policy(Protocol):
-    """What decides (`TaskScheduler` has it)."""
-
-    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int = 1) -> None:
-        """A rank serves from now on."""
-        ...
-
-    def submit(self, entry: TaskEntry) -> None:
-        """Queues a task."""
-        ...
-
-    def on_call(self, task: str, prompt_tokens: int, max_new_tokens: int, now_s: float) -> None:
-        """A task's next call waits."""
-        ...
-
-    def on_turn(self, task: str, context_tokens: int, now_s: float) -> None:
-        """A task's call has been answered."""
-        ...
-
-    def on_end(self, task: str, now_s: float) -> None:
-        """A task has ended."""
-        ...
-
-    def plan(self, now_s: float) -> tuple[Decision, ...]:
-        """Decides about all that has happened."""
-        ...
-
-    def next_wake_s(self) -> float | None:
-        """When a plan is due without an event."""
-        ...
-
-    def view(self) -> SchedulerView:
-        """Its numbers."""
         ...
 
 
@@ -93,16 +60,16 @@ class PlayedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Engine and policy at one moment; `engine_tokens` are in blocks that requests hold."""
+    """Engine and tasks at one moment. The scheduler's sums are 0 where the policy has none."""
 
     at_s: float
     engine_tokens: int
     num_running: int
     usage_tokens: int
     projected_tokens: int
-    num_acting: int
-    num_paused: int
     num_generating: int
+    num_acting: int
+    num_held: int
 
 
 class Driver:
@@ -110,9 +77,9 @@ class Driver:
 
     Args:
         engine: serves the calls.
-        policy: decides; without ranks yet.
+        policy: decides.
         tasks: all are submitted at the start.
-        on_stats: gets each sample of the engine's numbers (an AIMD controller lives on it).
+        kv_tokens: the engine's cache.
         on_end: told of each task that ended.
     """
 
@@ -121,18 +88,21 @@ class Driver:
         engine: Engine,
         policy: Policy,
         tasks: Sequence[BenchTask],
+        kv_tokens: int,
         *,
-        on_stats: Callable[[EngineStats, float], None] = lambda _stats, _now_s: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._policy = policy
         self._tasks = {task.uid: task for task in tasks}
-        self._on_stats = on_stats
+        self._kv_tokens = kv_tokens
         self._on_end = on_end
         self._calls: dict[str, asyncio.Future[None]] = {}
         self._groups: set[str] = set()
         self._left = len(tasks)
+        self._num_generating = self._num_acting = 0
+        self.num_pauses = 0
+        self.num_preemptions = 0
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self.turns: list[PlayedTurn] = []
@@ -149,7 +119,7 @@ class Driver:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as self._playing:
                 for task in self._tasks.values():
                     entry = TaskEntry(task.uid, task.group, "train", self._siblings(task), ENVIRONMENT)
-                    self._tell(lambda entry=entry: self._policy.submit(entry))
+                    self._tell(partial(self._policy.submit, entry))
                 sampler = self._playing.create_task(self._sample())
                 await self._done
                 self.wall_s = self._now_s()
@@ -201,52 +171,64 @@ class Driver:
                 self._calls.pop(uid).set_result(None)
             case Refuse(reason=reason):
                 raise RuntimeError(f"a task was refused: {reason}")
-            case _:
-                pass
+            case Pause():
+                self.num_pauses += 1
 
     async def _play(self, task: BenchTask) -> None:
         context = list(task.prompt_ids)
         for turn in task.turns:
             called_s = self._now_s()
             granted = self._calls[task.uid] = self._loop.create_future()
-            self._tell(lambda: self._policy.on_call(task.uid, len(context), MAX_NEW_TOKENS, self._now_s()))
+            prompt_tokens = len(context)
+            self._tell(partial(self._policy.on_call, task.uid, prompt_tokens, MAX_NEW_TOKENS, called_s))
             await granted
-            granted_s, prompt_tokens = self._now_s(), len(context)
+            granted_s = self._now_s()
             first = task.group not in self._groups
             self._groups.add(task.group)
+            self._num_generating += 1
             done = await self._engine.generate(context, Sampling(max_new_tokens=turn.num_output))
+            self._num_generating -= 1
             if len(done.token_ids) != turn.num_output:
                 raise RuntimeError(f"{task.uid}: {len(done.token_ids)} of {turn.num_output} tokens came back")
             context += done.token_ids
-            self._tell(lambda: self._policy.on_turn(task.uid, len(context), self._now_s()))
-            times = (called_s, granted_s, self._now_s())
+            ended_s = self._now_s()
+            self._tell(partial(self._policy.on_turn, task.uid, len(context), ended_s))
             self.turns.append(
-                PlayedTurn(task.uid, first, *times, prompt_tokens, done.cached_tokens, len(done.token_ids))
+                PlayedTurn(
+                    task.uid,
+                    first,
+                    called_s,
+                    granted_s,
+                    ended_s,
+                    prompt_tokens,
+                    done.cached_tokens,
+                    len(done.token_ids),
+                )
             )
+            self._num_acting += 1
             await asyncio.sleep(turn.latency_s)
+            self._num_acting -= 1
             context += turn.observation_ids
-        self._tell(lambda: self._policy.on_end(task.uid, self._now_s()))
+        self._tell(partial(self._policy.on_end, task.uid, self._now_s()))
         self._on_end()
         self._left -= 1
         if self._left == 0 and not self._done.done():
             self._done.set_result(None)
 
     async def _sample(self) -> None:
+        policy = self._policy
+        first = await self._engine.stats()
+        every_s = policy.observe_every_s if isinstance(policy, Observer) else SAMPLE_EVERY_S
         while True:
-            stats = await self._engine.stats()
-            now_s, view = self._now_s(), self._policy.view()
-            self._tell(lambda stats=stats, now_s=now_s: self._on_stats(stats, now_s))
-            rank = view.ranks[0]
-            self.samples.append(
-                Sample(
-                    now_s,
-                    stats.kv_used_tokens,
-                    stats.num_running,
-                    rank.usage_tokens,
-                    rank.projected_tokens,
-                    view.num_acting,
-                    view.num_paused,
-                    view.num_generating,
-                )
-            )
-            await asyncio.sleep(SAMPLE_EVERY_S)
+            stats, now_s = await self._engine.stats(), self._now_s()
+            self.num_preemptions = stats.num_preemptions - first.num_preemptions
+            if isinstance(policy, Observer):
+                used = stats.kv_used_tokens / self._kv_tokens
+                self._tell(partial(policy.observe, used, self.num_preemptions, now_s))
+            sums = (0, 0)
+            if isinstance(policy, TaskScheduler):
+                (rank,) = policy.view().ranks
+                sums = (rank.usage_tokens, rank.projected_tokens)
+            phases = (self._num_generating, self._num_acting, len(self._calls))
+            self.samples.append(Sample(now_s, stats.kv_used_tokens, stats.num_running, *sums, *phases))
+            await asyncio.sleep(every_s)

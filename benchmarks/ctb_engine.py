@@ -15,9 +15,10 @@ from tide_trainer.backends.vllm_engine import VllmEngine
 from tide_trainer.backends.vllm_settings import VllmSettings
 from tide_trainer.cluster.local import LocalProcesses
 from tide_trainer.engine_client import EngineClient
-from tide_trainer.types import EngineInfo, EngineStats, RankId, WeightUpdate
+from tide_trainer.simulation.policies import rank_ids
+from tide_trainer.types import EngineInfo, EngineStats, WeightUpdate
 
-RANK = RankId("bench", 0)
+(RANK,) = rank_ids(1)
 BLOCK_TOKENS = 32
 MAX_CONTEXT_TOKENS = 1280
 _SHAPE = {"seed": 0, "hidden": 512, "layers": 6, "heads": 16, "kv_heads": 4, "feed_forward": 1536}
