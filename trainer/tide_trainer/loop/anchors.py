@@ -88,9 +88,7 @@ class AnchoredEvaluations:
             greedy: temperature 0 if True, else 1.
             label: handed to `record`.
         """
-        running = RunningEvaluation(
-            self._runner, prompts, version, greedy=greedy, max_attempts=self._max_attempts
-        )
+        running = RunningEvaluation(self._runner, prompts, version, greedy=greedy, max_attempts=self._max_attempts)
         task = asyncio.create_task(self._see_to(running, label), name=f"evaluation {version} {running.kind}")
         self._running[running] = task
         task.add_done_callback(self._seen_to)

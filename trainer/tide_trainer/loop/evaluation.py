@@ -1,6 +1,6 @@
 """Success on held-out prompts at one model version, run beside the training rollout.
 
-Source: TideRL section 3.2 (evaluation of version v runs with the next step's rollout), table 1 (its weights are anchored).
+Source: TideRL section 3.2 (evaluation of version v runs with the next step's rollout), table 1 (anchored weights).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 from tide_trainer.errors import WeightsDiffer
 from tide_trainer.images import ImageStore, ImageTokens
@@ -162,7 +162,7 @@ async def sampled(
     seen: list[tuple[int, ...]] = []
     for prompt in prompts:
         completion = await engine.generate(prompt.token_ids, sampling, prompt.images)
-        may_find = max((len(commonprefix([ids, prompt.token_ids])) for ids in seen), default=0)
+        may_find = max((_num_common(ids, prompt.token_ids) for ids in seen), default=0)
         if fresh and completion.cached_tokens > may_find:
             raise WeightsDiffer(
                 f"{completion.cached_tokens} cached tokens were used right after a weight update, {may_find} at most "
@@ -186,6 +186,11 @@ async def scored(
         [prompt.images for prompt in prompts],
     )
     return [logprobs[len(prompt.token_ids) :] for prompt, logprobs in zip(prompts, whole, strict=True)]
+
+
+def _num_common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Ids at the beginning that are the same in both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))
 
 
 def _num_sampled(prompts: Sequence[ParityPrompt], max_context_tokens: int) -> int:

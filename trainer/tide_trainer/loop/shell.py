@@ -116,7 +116,9 @@ class SchedulerShell:
         task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, key, version)
         self._tasks[session] = task
         self._idle.note(False, self._now())
-        self._recorder.begin(task, task.sampling(self._settings.rollout)["temperature"], task.label_version(self.version))
+        self._recorder.begin(
+            task, task.sampling(self._settings.rollout)["temperature"], task.label_version(self.versions.newest)
+        )
         self._scheduler.submit(task.entry(self._settings))
         self._wake()
         try:
@@ -128,7 +130,7 @@ class SchedulerShell:
             raise
         finally:
             del self._tasks[session]
-            self._recorder.end(session, task.result, task.label_version(self.version))
+            self._recorder.end(session, task.result, task.label_version(self.versions.newest))
             self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
                 task.playing.cancel()
@@ -148,11 +150,6 @@ class SchedulerShell:
         self.versions.remove(rank)
         self._background.spawn(self._router.drop_rank(rank))
         self._wake()
-
-    @property
-    def version(self) -> int:
-        """The newest model version that rollout ranks serve."""
-        return self.versions.newest
 
     def close_gate(self, ranks: Set[RankId] | None = None) -> None:
         """Grants nothing on `ranks` (None: all) from now on; calls that arrive there are paused at the gateway.
@@ -234,26 +231,25 @@ class SchedulerShell:
         match decision:
             case Admit():
                 task.playing = self._background.spawn(self._play(task))
-            case Grant(rank=rank):
-                self._grant(task, task.call, rank)
+            case Grant():
+                self._grant(task, task.call, decision)
             case Pause():
                 self._background.spawn(self._control.pause(task))
-            case Resume(rank=rank):
+            case Resume():
                 if task.call is not None:
                     # Or a sync would begin between the resume and the grant.
-                    self._in_flight.begin(task.call, rank, granted=False)
-                self._background.spawn(self._resume(task, task.call, rank))
+                    self._in_flight.begin(task.call, decision.rank, granted=False)
+                self._background.spawn(self._resume(task, task.call, decision))
             case Refuse(reason=reason):
                 self._refuse(task, reason)
 
-    def _grant(self, task: ShellTask, call: str | None, rank: RankId) -> None:
+    def _grant(self, task: ShellTask, call: str | None, grant: Grant | Resume) -> None:
         # A task may have ended, and its call with it, while it was being resumed at the gateway.
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
-        task.call, task.rank = None, rank
-        self._in_flight.begin(call, rank)
-        version = self.versions.of(rank)
-        self._router.grant(call, rank, version, self._scheduler.predicted_tokens(task.session))
+        task.call, task.rank = None, grant.rank
+        self._in_flight.begin(call, grant.rank)
+        self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
         _LOG.warning("task %s is refused: %s", task.session, reason)
@@ -277,9 +273,9 @@ class SchedulerShell:
     def _unpause(self, task: ShellTask) -> None:
         self._background.spawn(self._control.resume(task))
 
-    async def _resume(self, task: ShellTask, call: str | None, rank: RankId) -> None:
+    async def _resume(self, task: ShellTask, call: str | None, grant: Resume) -> None:
         await self._control.resume(task)
-        self._grant(task, call, rank)
+        self._grant(task, call, grant)
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
         task = self._tasks.get(event["session"])
