@@ -25,7 +25,7 @@ class ScriptedRunner:
         self.cancelled = 0
         self.temperatures: list[float | None] = []
 
-    async def run(self, prompt, group, member, attempt, kind, temperature=None):
+    async def run(self, prompt, group, member, attempt, kind, temperature=None, version=None):
         self.started.append((group, member, attempt))
         self.temperatures.append(temperature)
         try:

@@ -187,7 +187,18 @@ class EvaluationSettings(Settings):
     greedy: Literal["ends", "always", "never"] = Field(
         default="ends", description="when greedy success is measured too"
     )
-    grace_s: float = Field(default=120, gt=0, description="seconds that a weight sync waits for a running evaluation")
+    grace_s: float = Field(
+        default=120,
+        gt=0,
+        description="seconds that a weight sync waits for a running evaluation where no rank can keep its version: "
+        "with one rollout rank, or more such versions than ranks to spare; then it is recorded as partial",
+    )
+    timeout_s: float = Field(
+        default=1800,
+        gt=0,
+        description="seconds after its start at which an evaluation is recorded as partial; a rank that keeps its "
+        "version takes the newest one then",
+    )
     num_samples: int = Field(
         default=2, ge=0, le=50, description="trajectories kept for the report, before and after training"
     )
@@ -239,6 +250,11 @@ class TrainerSettings(Settings):
             raise ValueError("rollout.min_ranks is above rollout.num_ranks; lower it")
         if (rollout.engine == "fake") != (self.train.backend == "fake"):
             raise ValueError("rollout.engine and train.backend must both be 'fake', or neither; change one")
+        if self.evaluation.grace_s > self.evaluation.timeout_s:
+            raise ValueError(
+                f"evaluation.grace_s {self.evaluation.grace_s:g} is above evaluation.timeout_s "
+                f"{self.evaluation.timeout_s:g}, after which an evaluation is over; lower it or raise timeout_s"
+            )
         if self.warm_start.enabled and not self.warm_start.demonstrator:
             raise ValueError("warm_start.demonstrator is empty; name an agent as module:function")
         if self.warm_start.min_success > self.warm_start.max_success:

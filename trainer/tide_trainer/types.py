@@ -198,6 +198,7 @@ class EngineInfo:
         kv_tokens: KV cache capacity in tokens.
         block_tokens: tokens per KV block.
         max_context_tokens: longest prompt plus completion.
+        version: model version that it holds.
     """
 
     rank: RankId
@@ -205,6 +206,7 @@ class EngineInfo:
     kv_tokens: int
     block_tokens: int
     max_context_tokens: int
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,7 @@ class EngineStats:
         cached_tokens: prompt tokens since start that came from the prefix cache.
         generated_tokens: sampled tokens since start.
         num_preemptions: preemptions since start.
+        num_cached_blocks: KV blocks that the prefix cache would find now; -1 where that cannot be read.
     """
 
     version: int
@@ -258,3 +261,4 @@ class EngineStats:
     cached_tokens: int
     generated_tokens: int
     num_preemptions: int
+    num_cached_blocks: int

@@ -237,7 +237,7 @@ class Wired:
         return RoleView(
             ranks=(
                 *(RankRole(rank, Role.ACTOR, self._rollout.trainer_version) for rank in actors),
-                *(RankRole(rank, Role.ROLLOUT, self._shell.version) for rank in self._engines),
+                *(RankRole(rank, Role.ROLLOUT, self._shell.versions.of(rank)) for rank in self._engines),
             ),
             version=self._rollout.trainer_version,
             num_ready_groups=ready,
@@ -263,7 +263,7 @@ class Wired:
                 {
                     "rank": str(rank.rank),
                     "role": "rollout",
-                    "version": self._shell.version,
+                    "version": self._shell.versions.of(rank.rank),
                     "usage_tokens": rank.usage_tokens,
                     "budget_tokens": rank.budget_tokens,
                     "num_active": rank.num_tasks - rank.num_waiting,

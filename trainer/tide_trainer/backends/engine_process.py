@@ -135,7 +135,8 @@ class EngineProcess:
         except BaseException:
             await self.stop()
             raise
-        return types.EngineInfo(self._rank, child.url, health.kv_tokens, health.block_tokens, health.max_context_tokens)
+        sizes = (health.kv_tokens, health.block_tokens, health.max_context_tokens)
+        return types.EngineInfo(self._rank, child.url, *sizes, health.version)
 
     async def update_weights(self, update: types.WeightUpdate) -> types.WeightReceipt:
         """Loads a version in place; see `protocols.RolloutEngine` and `EngineClient.update_weights`."""

@@ -170,6 +170,7 @@ class FakeCore:
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             num_preemptions=0,
+            num_cached_blocks=self._cache.num_cached_blocks,
         )
 
     async def requests(self) -> dict[str, tuple[int, int]]:

@@ -47,6 +47,11 @@ class PrefixCache:
         """Tokens in blocks that running requests hold; a block shared by several counts once."""
         return (len(self._in_use) + self._num_private) * self.block_tokens
 
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that a prompt could find again, those in use included."""
+        return len(self._in_use) + len(self._idle)
+
     def acquire(self, prompt_ids: Sequence[int], max_new_tokens: int) -> Lease | None:
         """Takes the blocks of a request; None if they do not fit now, and then nothing is taken."""
         # One prompt token is always computed: its logits give the first new token.

@@ -129,6 +129,7 @@ class VllmCore:
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             num_preemptions=self._core.scheduler.num_preemptions if self._core else 0,
+            num_cached_blocks=self._core.scheduler.num_cached_blocks() if self._core else 0,
         )
 
     async def requests(self) -> dict[str, tuple[int, int]]:
@@ -279,4 +280,7 @@ class VllmCore:
             raise WeightsDiffer("vLLM did not reset its prefix cache: it holds blocks of an older version")
         core.reset_mm_cache()
         core.reset_encoder_cache()
+        (num_encoded,) = core.collective_rpc("tide_num_encoded_images")
+        if num_encoded or core.scheduler.num_cached_images() != 0:
+            raise WeightsDiffer("vLLM did not reset its encoder cache: it holds images as an older version saw them")
         return num_tensors

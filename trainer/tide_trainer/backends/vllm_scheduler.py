@@ -70,6 +70,14 @@ class TideScheduler(Scheduler):
             _LOG.exception("the prefix cache cannot be read")
             return -1
 
+    def num_cached_images(self) -> int:
+        """Images whose encoded form the next prompt would find; -1 where vLLM changed inside."""
+        try:
+            return len(self.encoder_cache_manager.cached)
+        except Exception:  # noqa: BLE001 - it must not kill the engine
+            _LOG.exception("the encoder cache cannot be read")
+            return -1
+
     def _try_schedule_encoder_inputs(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, with the patches of each image in memory until the vision tower has seen them.
 

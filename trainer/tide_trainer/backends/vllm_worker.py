@@ -86,6 +86,12 @@ class WeightLoader:
         vllm_kernels.bind(model)
         return len(parts)
 
+    def tide_num_encoded_images(self) -> int:
+        """Images of which the vision tower's output is kept."""
+        kept = getattr(self.model_runner, "encoder_cache", None)  # type: ignore[attr-defined]
+        # vLLM's second model runner has an object around the dictionary.
+        return len(getattr(kept, "encoder_outputs", kept) or ())
+
     def tide_bind_kernels(self) -> int:
         """Gives the loaded model its kernels (`vllm_kernels.bind`); the number bound."""
         return vllm_kernels.bind(self.model_runner.get_model())  # type: ignore[attr-defined]

@@ -1,11 +1,12 @@
 """Success on held-out prompts at one model version, run beside the training rollout.
 
-Source: TideRL section 3.2 (evaluation of version v runs with the next step's rollout, aggregated before the next sync).
+Source: TideRL section 3.2 (evaluation of version v runs with the next step's rollout), table 1 (anchored weights).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -13,10 +14,19 @@ from statistics import fmean
 from tide_trainer.loop.rollout import TaskRunner, with_attempts
 from tide_trainer.types import Prompt, Trajectory
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One measurement: `num` of `num_total` tasks have a reward; `success` is the share with a reward above 0."""
+    """One measurement: `num` of `num_total` tasks count; `success` is the share of these with a reward above 0.
+
+    A task counts if it has a reward and all that was sampled for it is of `model_version`.
+
+    Attributes:
+        num_mixed: tasks with a reward that do not count because other versions sampled some of them; never right.
+        kept_rank: the rank that kept the version across a weight sync, empty where none had to.
+    """
 
     model_version: int
     kind: str
@@ -25,17 +35,19 @@ class Evaluation:
     num_total: int
     mean_reward: float
     mean_turns: float
+    num_mixed: int = 0
+    kept_rank: str = ""
     trajectories: tuple[Trajectory, ...] = field(repr=False, default=())
 
     @property
     def partial(self) -> bool:
-        """True if some tasks were aborted or failed."""
+        """True if some tasks do not count: they were aborted or failed, or are of mixed versions."""
         return self.num < self.num_total
 
     def record(self) -> dict[str, object]:
         """The measurement for metrics.jsonl."""
         names = ("model_version", "kind", "success", "num", "num_total", "mean_reward", "mean_turns", "partial")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "num_mixed", "kept_rank")}
 
 
 class RunningEvaluation:
@@ -63,36 +75,77 @@ class RunningEvaluation:
             for member, prompt in enumerate(prompts)
         ]
 
-    async def result(self, grace_s: float) -> Evaluation:
-        """Waits at most `grace_s`, aborts the rest, and aggregates what is there (tagged partial, n of N)."""
-        done, late = await asyncio.wait(self._tasks, timeout=grace_s)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-        trajectories = [task.result() for task in self._tasks if task in done]
+    @property
+    def live(self) -> bool:
+        """Whether a task has not ended."""
+        return not all(task.done() for task in self._tasks)
+
+    async def finished(self, limit_s: float) -> None:
+        """Returns when every task has ended, or after `limit_s`: the others are aborted then. Safe to repeat.
+
+        Cancelling aborts nothing.
+        """
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=limit_s)
+            if late:
+                _LOG.warning("%s: %d tasks are aborted, %g s are over", self._group, len(late), limit_s)
+                await self.cancel()
+
+    def evaluation(self, kept_rank: str = "") -> Evaluation:
+        """Aggregates what has ended, tagged partial, n of N."""
+        ended = [task for task in self._tasks if task.done() and not task.cancelled()]
+        trajectories = [task.result() for task in ended]
         rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
-        rewards = [trajectory.reward for trajectory in rewarded if trajectory.reward is not None]
+        counting = [trajectory for trajectory in rewarded if self._is_whole(trajectory)]
+        rewards = [trajectory.reward for trajectory in counting if trajectory.reward is not None]
         return Evaluation(
             model_version=self.version,
             kind=self.kind,
             success=fmean(reward > 0 for reward in rewards) if rewards else 0.0,
-            num=len(rewarded),
+            num=len(counting),
             num_total=len(self._tasks),
             mean_reward=fmean(rewards) if rewards else 0.0,
-            mean_turns=fmean(trajectory.turns for trajectory in rewarded) if rewarded else 0.0,
-            trajectories=tuple(rewarded),
+            mean_turns=fmean(trajectory.turns for trajectory in counting) if counting else 0.0,
+            num_mixed=len(rewarded) - len(counting),
+            kept_rank=kept_rank,
+            trajectories=tuple(counting),
         )
 
+    async def result(self, limit_s: float) -> Evaluation:
+        """`finished`, then `evaluation`."""
+        await self.finished(limit_s)
+        return self.evaluation()
+
     async def cancel(self) -> None:
-        """Aborts every task."""
+        """Aborts every task that has not ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _is_whole(self, trajectory: Trajectory) -> bool:
+        sampled = sampled_versions(trajectory)
+        if sampled <= {self.version}:
+            return True
+        _LOG.error(
+            "evaluation task %s of version %d was sampled at versions %s and does not count: report this as a bug",
+            *(trajectory.uid, self.version, sorted(sampled)),
+        )
+        return False
+
     async def _run(self, prompt: Prompt, member: int) -> Trajectory:
         return await with_attempts(
             lambda attempt: self._runner.run(
-                prompt, self._group, member, attempt, "eval", temperature=self._temperature
+                prompt, self._group, member, attempt, "eval", temperature=self._temperature, version=self.version
             ),
             self._max_attempts,
         )
+
+
+def sampled_versions(trajectory: Trajectory) -> set[int]:
+    """The model versions that sampled any of it; empty for a loop that has its own engine."""
+    return {
+        version
+        for segment in trajectory.segments
+        for version, sampled in zip(segment.versions, segment.sampled, strict=True)
+        if sampled
+    }

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 
 from tide_trainer.types import RankId
 
 
 class CallsInFlight:
-    """Calls with the rank that each was granted, and an event for their emptiness."""
+    """Calls with the rank that each is for, and who waits until a rank has none."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, RankId | None] = {}
-        self._none = asyncio.Event()
-        self._none.set()
+        self._calls: dict[str, RankId] = {}
+        self._granted: set[str] = set()
+        self._ended = asyncio.Event()
 
-    def begin(self, call: str, rank: RankId | None) -> None:
-        """A call was granted a rank; None: its grant follows, once its task is resumed."""
+    def begin(self, call: str, rank: RankId, *, granted: bool = True) -> None:
+        """A call is for a rank; not `granted`: its grant follows, once its task is resumed."""
         self._calls[call] = rank
-        self._none.clear()
+        if granted:
+            self._granted.add(call)
 
     def end(self, call: str) -> None:
         """A call has ended, in whatever way; one that was never granted is ignored."""
         self._calls.pop(call, None)
-        if not self._calls:
-            self._none.set()
+        self._granted.discard(call)
+        self._ended.set()
 
     def ranks(self) -> frozenset[RankId]:
         """The ranks that calls in flight were granted."""
-        return frozenset(rank for rank in self._calls.values() if rank is not None)
+        return frozenset(self._calls[call] for call in self._granted)
 
-    async def drained(self) -> None:
-        """Returns when no call is in flight; the caller sets the deadline."""
-        await self._none.wait()
+    async def drained(self, ranks: Set[RankId] | None = None) -> None:
+        """Returns when no call is in flight on any of `ranks` (None: on any rank); the caller sets the deadline."""
+        while any(ranks is None or rank in ranks for rank in self._calls.values()):
+            self._ended.clear()
+            await self._ended.wait()
 
 
 class IdleTime:

@@ -11,10 +11,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
+from tide_trainer.errors import WeightsDiffer
 from tide_trainer.images import ImageStore, ImageTokens
 from tide_trainer.protocols import RolloutEngine, TrainingBackend
-from tide_trainer.types import ImageSpan, Sampling
+from tide_trainer.types import Completion, ImageSpan, Sampling
 
 NUM_PROMPTS = 4
 NUM_SAMPLED = 8
@@ -87,18 +89,124 @@ async def parity(
 ) -> float:
     """Largest absolute difference of a sampled token's log-prob between engine and trainer; NaN counts as infinite.
 
-    The caller guarantees that both hold the same version and that no call is in flight.
+    The caller guarantees that both hold the same version and that no call is in flight on this engine.
+
+    Raises:
+        WeightsDiffer: the engine used KV of an older version, see `sampled`.
     """
-    num_sampled = min(NUM_SAMPLED, max_context_tokens - max(len(prompt.token_ids) for prompt in prompts))
-    sampling = Sampling(temperature=1.0, max_new_tokens=max(1, num_sampled))
-    completions = [await engine.generate(prompt.token_ids, sampling, prompt.images) for prompt in prompts]
-    scored = await backend.score(
+    completions = await sampled(engine, prompts, Sampling(1.0, _num_sampled(prompts, max_context_tokens)))
+    return _largest(completions, await scored(backend, prompts, completions))
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyReference:
+    """What a proven rank said greedily at a version, with the trainer's log-probs of it: for a rank that joins later.
+
+    The trainer's own weights have moved on by then, so that it cannot score for it.
+    """
+
+    prompts: tuple[ParityPrompt, ...]
+    sampling: Sampling
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+
+    async def parity(self, engine: RolloutEngine) -> float:
+        """Largest absolute difference of the log-prob of the likeliest token, up to where two are as likely.
+
+        Where the engine takes another token than the reference, their log-probs are still compared, for the largest
+        log-prob hardly depends on rounding; behind it the contexts differ, and nothing is compared.
+
+        Raises:
+            WeightsDiffer: the engine used KV of an older version, see `sampled`.
+        """
+        largest = 0.0
+        completions = await sampled(engine, self.prompts, self.sampling)
+        for found, token_ids, logprobs in zip(completions, self.token_ids, self.logprobs, strict=True):
+            for token_id, theirs, wanted, ours in zip(
+                found.token_ids, found.logprobs, token_ids, logprobs, strict=False
+            ):
+                largest = max(largest, _difference(theirs, ours))
+                if token_id != wanted:
+                    break
+        return largest
+
+
+async def greedy_reference(
+    engine: RolloutEngine, backend: TrainingBackend, prompts: Sequence[ParityPrompt], max_context_tokens: int
+) -> GreedyReference:
+    """Has a rank that passed `parity` say the reference, and the trainer score it, both at the same version.
+
+    Raises:
+        WeightsDiffer: the engine used KV of an older version, see `sampled`.
+    """
+    sampling = Sampling(0.0, _num_sampled(prompts, max_context_tokens))
+    completions = await sampled(engine, prompts, sampling, fresh=False)
+    logprobs = await scored(backend, prompts, completions)
+    token_ids = tuple(completion.token_ids for completion in completions)
+    return GreedyReference(tuple(prompts), sampling, token_ids, tuple(map(tuple, logprobs)))
+
+
+async def sampled(
+    engine: RolloutEngine, prompts: Sequence[ParityPrompt], sampling: Sampling, *, fresh: bool = True
+) -> list[Completion]:
+    """The engine's completions, one after the other.
+
+    The sample is the same at every version, so what is left of the version before would be found here. Right after
+    an update (`fresh`) a prompt may find in the cache only what the prompts before it have put there.
+
+    Raises:
+        WeightsDiffer: an answer, or the engine's counter, tells of more cached tokens.
+    """
+    before = await engine.stats()
+    completions: list[Completion] = []
+    seen: list[tuple[int, ...]] = []
+    for prompt in prompts:
+        completion = await engine.generate(prompt.token_ids, sampling, prompt.images)
+        may_find = max((_num_common(ids, prompt.token_ids) for ids in seen), default=0)
+        if fresh and completion.cached_tokens > may_find:
+            raise WeightsDiffer(
+                f"{completion.cached_tokens} cached tokens were used right after a weight update, {may_find} at most "
+                "can be of this version: the engine holds KV of an older one"
+            )
+        seen.append((*prompt.token_ids, *completion.token_ids))
+        completions.append(completion)
+    counted = (await engine.stats()).cached_tokens - before.cached_tokens
+    told = sum(completion.cached_tokens for completion in completions)
+    if counted != told:
+        raise WeightsDiffer(f"the engine counts {counted} cached tokens for answers that tell of {told}")
+    return completions
+
+
+async def scored(
+    backend: TrainingBackend, prompts: Sequence[ParityPrompt], completions: Sequence[Completion]
+) -> list[list[float]]:
+    """The trainer's log-probs of what was sampled, a list for each completion."""
+    whole = await backend.score(
         [(*prompt.token_ids, *completion.token_ids) for prompt, completion in zip(prompts, completions, strict=True)],
         [prompt.images for prompt in prompts],
     )
-    largest = 0.0
-    for prompt, completion, logprobs in zip(prompts, completions, scored, strict=True):
-        for theirs, ours in zip(completion.logprobs, logprobs[len(prompt.token_ids) :], strict=True):
-            difference = abs(theirs - ours)
-            largest = max(largest, math.inf if math.isnan(difference) else difference)
-    return largest
+    return [logprobs[len(prompt.token_ids) :] for prompt, logprobs in zip(prompts, whole, strict=True)]
+
+
+def _num_common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Ids at the beginning that are the same in both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))
+
+
+def _num_sampled(prompts: Sequence[ParityPrompt], max_context_tokens: int) -> int:
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    return max(1, min(NUM_SAMPLED, max_context_tokens - longest))
+
+
+def _largest(completions: Sequence[Completion], logprobs: Sequence[Sequence[float]]) -> float:
+    pairs = (
+        (theirs, ours)
+        for completion, found in zip(completions, logprobs, strict=True)
+        for theirs, ours in zip(completion.logprobs, found, strict=True)
+    )
+    return max((_difference(theirs, ours) for theirs, ours in pairs), default=0.0)
+
+
+def _difference(theirs: float, ours: float) -> float:
+    difference = abs(theirs - ours)
+    return math.inf if math.isnan(difference) else difference

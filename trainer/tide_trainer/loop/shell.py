@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from tide_trainer.loop.background import BackgroundTasks
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.rank_versions import RankVersions
 from tide_trainer.loop.recorder import TrajectoryRecorder
 from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
@@ -43,7 +44,7 @@ class SchedulerShell:
     """Runs tasks under the scheduler.
 
     Attributes:
-        version: the model version that the rollout ranks serve.
+        versions: the model version that each rollout rank serves.
         failed: gets the error that ends the run.
 
     Args:
@@ -77,7 +78,7 @@ class SchedulerShell:
         self._now = now
         self._tasks: dict[str, ShellTask] = {}
         self._in_flight = CallsInFlight()
-        self.version = 0
+        self.versions = RankVersions(self._tasks)
         self._background = BackgroundTasks(self._fail)
         self._recorder = recorder
         self._woken = False
@@ -99,15 +100,25 @@ class SchedulerShell:
         workers.handle(started=self._on_started)
 
     async def run(
-        self, prompt: Prompt, group: str, member: int, attempt: int, kind: Kind, temperature: float | None = None
+        self,
+        prompt: Prompt,
+        group: str,
+        member: int,
+        attempt: int,
+        kind: Kind,
+        temperature: float | None = None,
+        version: int | None = None,
     ) -> Trajectory:
-        """The trajectory of one attempt; cancelling aborts the attempt and ends its task on the gateway."""
+        """One attempt, see `rollout.TaskRunner`; cancelling aborts it and ends its task on the gateway."""
         uid = f"{group}/{member}"
         session = f"{uid}/{attempt}".replace("/", ".")
-        task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, secrets.token_urlsafe(24))
+        key = secrets.token_urlsafe(24)
+        task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, key, version)
         self._tasks[session] = task
         self._idle.note(False, self._now())
-        self._recorder.begin(task, task.sampling(self._settings.rollout)["temperature"], self.version)
+        self._recorder.begin(
+            task, task.sampling(self._settings.rollout)["temperature"], task.label_version(self.versions.newest)
+        )
         self._scheduler.submit(task.entry(self._settings))
         self._wake()
         try:
@@ -119,7 +130,7 @@ class SchedulerShell:
             raise
         finally:
             del self._tasks[session]
-            self._recorder.end(session, task.result, self.version)
+            self._recorder.end(session, task.result, task.label_version(self.versions.newest))
             self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
                 task.playing.cancel()
@@ -128,33 +139,39 @@ class SchedulerShell:
     def add_rank(self, info: EngineInfo) -> None:
         """A rollout rank, known to the router already, serves from now on."""
         budget_tokens = self._settings.scheduler.budget_tokens(info.kv_tokens)
-        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, self.version)
+        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, info.version)
+        self.versions.add(info.rank, info.version)
         self._wake()
 
     def quarantine(self, rank: RankId, reason: str) -> None:
         """Takes a rank out; its tasks are re-placed at their next call."""
         _LOG.error("rollout rank %s leaves the scheduler: %s", rank, reason)
         self._scheduler.remove_rank(rank)
+        self.versions.remove(rank)
         self._background.spawn(self._router.drop_rank(rank))
         self._wake()
 
-    def close_gate(self) -> None:
-        """Grants nothing from now on; calls that arrive are paused at the gateway."""
-        self._scheduler.close_gate()
+    def close_gate(self, ranks: Set[RankId] | None = None) -> None:
+        """Grants nothing on `ranks` (None: all) from now on; calls that arrive there are paused at the gateway.
+
+        Raises:
+            RunFailed: a live task would lose the last rank that serves its version.
+        """
+        self.versions.check_closing(self.versions.living() if ranks is None else ranks)
+        self._scheduler.close_gate(ranks)
         self._wake()
 
-    async def drained(self) -> None:
-        """Returns when no granted call is in flight."""
-        await self._in_flight.drained()
+    async def drained(self, ranks: Set[RankId] | None = None) -> None:
+        """Returns when no granted call is in flight on `ranks` (None: on any)."""
+        await self._in_flight.drained(ranks)
 
     def busy_ranks(self) -> frozenset[RankId]:
         """The ranks that have a call in flight."""
         return self._in_flight.ranks()
 
-    def open_gate(self, version: int) -> None:
-        """Grants again; the ranks serve `version`."""
-        self.version = version
-        self._scheduler.open_gate(version)
+    def open_gate(self, version: int, ranks: Set[RankId] | None = None) -> None:
+        """Grants again on `ranks` (None: all), which serve `version`."""
+        self._scheduler.open_gate(version, self.versions.served(version, ranks))
         self._wake()
 
     def oldest_s(self) -> float | None:
@@ -220,7 +237,8 @@ class SchedulerShell:
                 self._background.spawn(self._control.pause(task))
             case Resume():
                 if task.call is not None:
-                    self._in_flight.begin(task.call, None)  # or a sync would begin between the resume and the grant
+                    # Or a sync would begin between the resume and the grant.
+                    self._in_flight.begin(task.call, decision.rank, granted=False)
                 self._background.spawn(self._resume(task, task.call, decision))
             case Refuse(reason=reason):
                 self._refuse(task, reason)
@@ -229,7 +247,7 @@ class SchedulerShell:
         # A task may have ended, and its call with it, while it was being resumed at the gateway.
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
-        task.call = None
+        task.call, task.rank = None, grant.rank
         self._in_flight.begin(call, grant.rank)
         self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
 

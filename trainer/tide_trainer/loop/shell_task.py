@@ -13,7 +13,7 @@ from typing import Any
 from tide_trainer.scheduling.plan import TaskEntry
 from tide_trainer.segments import read_segment
 from tide_trainer.settings import RolloutSettings, TrainerSettings
-from tide_trainer.types import Kind, Prompt, Trajectory
+from tide_trainer.types import Kind, Prompt, RankId, Trajectory
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ class ShellTask:
     Attributes:
         session: its name at the router and the scheduler.
         call: the agent's call that waits for a grant, None without one.
+        version: the model version that all of it must be sampled at; None: the versions as they come.
+        rank: of its last granted call.
         task_id: its id at the gateway, once started.
         epoch: the last epoch sent to the gateway.
         control: keeps its `/pause` and `/resume` calls in order.
@@ -44,6 +46,8 @@ class ShellTask:
     kind: Kind
     temperature: float | None
     api_key: str = field(repr=False)
+    version: int | None = None
+    rank: RankId | None = None
     call: str | None = None
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
@@ -61,7 +65,12 @@ class ShellTask:
             kind=self.kind,
             num_siblings=settings.algorithm.group_size if train else 1,
             environment=self.prompt.environment,
+            version=self.version,
         )
+
+    def label_version(self, newest: int) -> int:
+        """The version that its recording is filed under: its own, or the newest one."""
+        return newest if self.version is None else self.version
 
     def sampling(self, rollout: RolloutSettings) -> dict[str, Any]:
         """The defaults of its calls at the router."""

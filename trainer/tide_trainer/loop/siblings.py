@@ -22,11 +22,19 @@ class TaskRunner(Protocol):
     """Runs one task under the scheduler; the shell implements it."""
 
     async def run(
-        self, prompt: Prompt, group: str, member: int, attempt: int, kind: Kind, temperature: float | None = None
+        self,
+        prompt: Prompt,
+        group: str,
+        member: int,
+        attempt: int,
+        kind: Kind,
+        temperature: float | None = None,
+        version: int | None = None,
     ) -> Trajectory:
         """The trajectory of one attempt; cancelling aborts the attempt and ends its task on the gateway.
 
-        A `temperature` of None takes the configured one.
+        A `temperature` of None takes the configured one. With a `version` every token is sampled at it, or the task
+        is refused; None goes with the versions as they come.
         """
         ...
 

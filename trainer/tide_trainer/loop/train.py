@@ -24,8 +24,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tide_trainer.loop.anchors import AnchoredEvaluations
 from tide_trainer.loop.batches import BatchFigures, batch_figures, train_batch
-from tide_trainer.loop.evaluation import Evaluation, RunningEvaluation
+from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.prompts import held_out
 from tide_trainer.loop.rollout import Rollout
 from tide_trainer.loop.shell import SchedulerShell
@@ -73,39 +74,53 @@ class TrainLoop:
         self._settings = settings
         self._now = now
         self._started_s = now()
-        self._running: list[RunningEvaluation] = []
+        self._evaluations = AnchoredEvaluations(
+            parts.shell,
+            parts.shell.versions,
+            parts.sync,
+            self._evaluated,
+            parts.shell.fail,
+            settings.evaluation,
+            settings.agent.max_attempts,
+        )
         self.version = 0
-        self.success: float | None = None
         self._cpu_s: dict[str, float] = {}
 
     async def run(self) -> str:
         """Runs to the end; returns why it ended: max_train_steps, max_time_s or target_success."""
         settings = self._settings
         self._cpu_s = await asyncio.to_thread(self._parts.cpu_s)
-        self._evaluate(greedy=settings.evaluation.greedy != "never")
+        self._evaluate("ends", "before")
         self._parts.rollout.open()
-        reason = "max_train_steps"
-        while self.version < settings.run.max_train_steps:
+        while not (reason := self._over()):
+            # The version that the run ends with is measured once, by the final evaluation.
+            every = settings.evaluation.every_train_steps
+            if every and self.version and self.version % every == 0:
+                self._evaluate("between")
             await self._train_step()
-            if settings.run.max_time_s and self._now() - self._started_s >= settings.run.max_time_s:
-                reason = "max_time_s"
-                break
-            if settings.run.target_success and (self.success or 0.0) >= settings.run.target_success:
-                reason = "target_success"
-                break
         await self._parts.rollout.close()
-        await self._collect("")
+        await self._evaluations.finish()
         self._parts.record("phase", phase="final evaluation")
-        self._evaluate(greedy=settings.evaluation.greedy != "never")
-        await self._collect("after")
+        self._evaluate("ends", "after")
+        await self._evaluations.finish()
         await self._parts.save(self.version)
         return reason
 
     async def close(self) -> None:
         """Aborts evaluations and rollouts; safe after a failure and safe to repeat."""
-        await asyncio.gather(*(evaluation.cancel() for evaluation in self._running))
-        self._running.clear()
+        await self._evaluations.close()
         await self._parts.rollout.close()
+
+    def _over(self) -> str:
+        """Why the run ends now, empty while it does not."""
+        run = self._settings.run
+        if self.version >= run.max_train_steps:
+            return "max_train_steps"
+        if self.version and run.max_time_s and self._now() - self._started_s >= run.max_time_s:
+            return "max_time_s"
+        if self.version and run.target_success and (self._evaluations.success or 0.0) >= run.target_success:
+            return "target_success"
+        return ""
 
     async def _train_step(self) -> None:
         parts = self._parts
@@ -119,8 +134,7 @@ class TrainLoop:
         batch = train_batch(groups, self._settings.algorithm.advantage, learning_rate, parts.placeholder_id)
         report = await parts.backend.train(batch)
         plan = plan_roles(parts.roles())
-        await self._collect("before" if buffer_version == 0 else "")
-        sync = await parts.sync.to_version(buffer_version + 1)
+        sync = await parts.sync.to_version(buffer_version + 1, self._evaluations.spare)
         self.version = buffer_version + 1
         parts.rollout.set_version(self.version)
         wall_s = self._now() - started_s
@@ -131,39 +145,22 @@ class TrainLoop:
         record |= {"mode": mode.mode, "roles": {str(rank): role.value for rank, role in plan.roles.items()}}
         await parts.repository.add_train_step([group.uid for group in groups], buffer_version, record, time.time())
         parts.record("train_step", **record)
-        every = self._settings.evaluation.every_train_steps
-        if every and self.version % every == 0 and self.version < self._settings.run.max_train_steps:
-            self._evaluate(greedy=self._settings.evaluation.greedy == "always")
         if parts.prune_images is not None:
             await parts.prune_images()
         checkpoint_every = self._settings.train.checkpoint_every
         if checkpoint_every and self.version % checkpoint_every == 0:
             await parts.save(self.version)
 
-    def _evaluate(self, *, greedy: bool) -> None:
-        """Starts the measurement of the present version; it is collected before the next sync."""
-        prompts = held_out(self._settings.tasks)
-        for is_greedy in (False, True) if greedy else (False,):
-            self._running.append(
-                RunningEvaluation(
-                    self._parts.shell,
-                    prompts,
-                    self.version,
-                    greedy=is_greedy,
-                    max_attempts=self._settings.agent.max_attempts,
-                )
-            )
+    def _evaluate(self, when: str, label: str = "") -> None:
+        """Starts the measurement of the present version; it is recorded when it ends, whatever version is trained."""
+        prompts, greedy = held_out(self._settings.tasks), self._settings.evaluation.greedy
+        for is_greedy in (False, True) if greedy in ("always", when) else (False,):
+            self._evaluations.start(prompts, self.version, greedy=is_greedy, label=label)
 
-    async def _collect(self, samples: str) -> None:
-        """Waits for the measurements in flight; their tasks go first, so the wait is short."""
-        running, self._running = self._running, []
-        for evaluation in running:
-            result = await evaluation.result(self._settings.evaluation.grace_s)
-            self._parts.record("evaluation", **result.record())
-            if result.kind == "sampled":
-                self.success = result.success
-                if samples:
-                    self._parts.keep_samples(samples, result)
+    def _evaluated(self, result: Evaluation, label: str) -> None:
+        self._parts.record("evaluation", **result.record())
+        if label and result.kind == "sampled":
+            self._parts.keep_samples(label, result)
 
 
 def _step_record(
@@ -193,6 +190,7 @@ def _step_record(
         "train_wall_s": report.wall_s,
         "train_cpu_s": report.cpu_s,
         "sync_wall_s": sync.wall_s,
+        "kept_ranks": sorted(map(str, sync.kept)),
         "training_wait_s": waited_s,
         "rollout_wait_s": spent.idle_s,
         "step_wall_s": wall_s,

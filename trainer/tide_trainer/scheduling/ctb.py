@@ -67,7 +67,7 @@ class TaskScheduler:
             rank: keyed by worker and index.
             budget_tokens: see `CtbSettings.budget_tokens`; at least one block.
             block_tokens: the engine's KV block size; footprints are rounded up to it. Fixed at the first call.
-            version: the model version that a new rank serves, from 0; `open_gate` changes it.
+            version: the model version that a new rank serves (a warm start's are negative); `open_gate` changes it.
             kv_tokens: the engine's KV cache, for the abort watermark. None: as before, or by the budget's share.
         """
         if block_tokens < 1 or budget_tokens < block_tokens:
@@ -75,8 +75,6 @@ class TaskScheduler:
                 f"rank {rank}: budget_tokens {budget_tokens} must hold at least one block of {block_tokens} tokens; "
                 "without capacity data the rank cannot be scheduled"
             )
-        if version < 0:
-            raise SchedulerError(f"rank {rank}: model version {version} must be at least 0")
         self._gates.add_rank(rank, budget_tokens, block_tokens, version, kv_tokens)
 
     def remove_rank(self, rank: RankId) -> tuple[str, ...]:

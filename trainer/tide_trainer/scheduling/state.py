@@ -127,6 +127,8 @@ class TaskState:
         return self.prompt_tokens + self.max_new_tokens
 
 
+NO_VERSION = -(2**63)
+"""The newest version while no rank has come yet: below all, for a warm start's versions are negative."""
 HeapEntry = tuple[Key, int, int, TaskState]
 TimerKind = Literal["starve", "move", "probe", "unblock"]
 
@@ -146,7 +148,7 @@ class SchedulerState:
         self.admission_dirty = True
         # For ranks that are still to come; each of those that are here has its own gate.
         self.gate_open = True
-        self.newest = 0
+        self.newest = NO_VERSION
         self.anchored: dict[str, TaskState] = {}
         self.phases = dict.fromkeys(Phase, 0)
         self.task_types: dict[str, int] = {}
