@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight
 from tide_trainer.loop.ports import RouterPort
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask
@@ -37,6 +38,7 @@ class RouterEvents:
         now: a monotonic clock in seconds.
         wake: has the scheduler plan soon.
         unpause: resumes a task at the gateway whose waiting call is gone.
+        clocks: told when a task waits for the scheduler, and when no longer.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class RouterEvents:
         now: Callable[[], float],
         wake: Callable[[], None],
         unpause: Callable[[ShellTask], None],
+        clocks: EpisodeClocks,
     ) -> None:
         self._scheduler = scheduler
         self._router = router
@@ -58,6 +61,7 @@ class RouterEvents:
         self._now = now
         self._wake = wake
         self._unpause = unpause
+        self._clocks = clocks
 
     def handlers(self) -> dict[str, Callable[[Any], None]]:
         """By name of event."""
@@ -76,6 +80,7 @@ class RouterEvents:
             self._router.refuse(event["call"], "session_closed", "the task is over")
             return
         task.call = event["call"]
+        self._clocks.stand(task.session)
         with self._figures.measured():
             if self._scheduler.phase(task.session) in (*_WITH_CALL, Phase.REFUSED):
                 self._scheduler.on_abort(task.session, self._now())
@@ -121,7 +126,10 @@ class RouterEvents:
         waited = task.call == event["call"]
         task.call = None if waited else task.call
         phase = self._scheduler.phase(task.session)
-        if event.get("retrying") or phase not in _WITH_CALL:
+        if event.get("retrying"):
+            return
+        self._clocks.go(task.session)
+        if phase not in _WITH_CALL:
             return
         with self._figures.measured():
             # A report's event says with what context its loop goes on, granted or not.

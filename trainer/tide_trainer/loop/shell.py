@@ -25,6 +25,7 @@ from typing import Any
 from tide_sdk.client import GatewayClient
 from tide_trainer.errors import RunFailed
 from tide_trainer.loop.background import BackgroundTasks
+from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
@@ -84,6 +85,7 @@ class SchedulerShell:
         self._timer: asyncio.TimerHandle | None = None
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
+        self._clocks = EpisodeClocks(now)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         events = RouterEvents(
             scheduler,
@@ -94,6 +96,7 @@ class SchedulerShell:
             now,
             self._wake,
             self._unpause,
+            self._clocks,
         )
         router.handle(**recorder.tapped(**events.handlers()))
         workers.handle(started=self._on_started)
@@ -109,16 +112,20 @@ class SchedulerShell:
         self._idle.note(False, self._now())
         self._recorder.begin(task, task.sampling(self._settings.rollout)["temperature"], self.version)
         self._scheduler.submit(task.entry(self._settings))
+        self._clocks.begin(session, group, prompt.environment)
         self._wake()
+        completed = False
         try:
             trajectory = await task.result
-            self._scheduler.on_end(session, self._now(), completed=trajectory.reward is not None)
+            completed = trajectory.reward is not None
+            self._scheduler.on_end(session, self._now(), completed=completed)
             return trajectory
         except asyncio.CancelledError:
             self._scheduler.withdraw(session)
             raise
         finally:
             del self._tasks[session]
+            self._clocks.end(session, completed=completed)
             self._recorder.end(session, task.result, self.version)
             self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
@@ -159,6 +166,14 @@ class SchedulerShell:
     def oldest_s(self) -> float | None:
         """Unix time at which the oldest attempt was begun that is not over; None without one."""
         return min((task.began_s for task in self._tasks.values()), default=None)
+
+    def paused_s(self, group: str) -> float:
+        """Seconds that the group's live members have been paused, held or queued; see `EpisodeClocks.paused_s`."""
+        return self._clocks.paused_s(group)
+
+    def episode_s(self, environment: str) -> float | None:
+        """Mean seconds of the environment's completed episodes without their pauses; None before the first."""
+        return self._clocks.episode_s(environment)
 
     def view(self) -> SchedulerView:
         """The scheduler's counters."""
@@ -212,6 +227,7 @@ class SchedulerShell:
         _LOG.debug("%s", decision)
         match decision:
             case Admit():
+                self._clocks.go(task.session)
                 task.playing = self._background.spawn(self._play(task))
             case Grant(rank=rank):
                 self._grant(task, task.call, rank)
@@ -229,6 +245,7 @@ class SchedulerShell:
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
         task.call = None
+        self._clocks.go(task.session)
         self._in_flight.begin(call, rank)
         self._router.grant(call, rank, self.version, self._scheduler.predicted_tokens(task.session))
 
@@ -236,6 +253,7 @@ class SchedulerShell:
         _LOG.warning("task %s is refused: %s", task.session, reason)
         if task.call is not None:
             call, task.call = task.call, None
+            self._clocks.go(task.session)
             self._router.refuse(call, "context_length_exceeded", reason)
         elif not task.result.done():
             task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
