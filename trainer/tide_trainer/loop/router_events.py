@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tide_trainer.loop.beliefs import Beliefs
 from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight
 from tide_trainer.loop.ports import RouterPort
@@ -39,6 +40,7 @@ class RouterEvents:
         wake: has the scheduler plan soon.
         unpause: resumes a task at the gateway whose waiting call is gone.
         clocks: told when a task waits for the scheduler, and when no longer.
+        beliefs: told what is no longer at an engine.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class RouterEvents:
         wake: Callable[[], None],
         unpause: Callable[[ShellTask], None],
         clocks: EpisodeClocks,
+        beliefs: Beliefs,
     ) -> None:
         self._scheduler = scheduler
         self._router = router
@@ -62,6 +65,7 @@ class RouterEvents:
         self._wake = wake
         self._unpause = unpause
         self._clocks = clocks
+        self._beliefs = beliefs
 
     def handlers(self) -> dict[str, Callable[[Any], None]]:
         """By name of event."""
@@ -80,6 +84,7 @@ class RouterEvents:
             self._router.refuse(event["call"], "session_closed", "the task is over")
             return
         task.call = event["call"]
+        task.need_tokens = event["prompt_tokens"] + event["max_new_tokens"]
         self._clocks.stand(task.session)
         with self._figures.measured():
             if self._scheduler.phase(task.session) in (*_WITH_CALL, Phase.REFUSED):
@@ -89,6 +94,8 @@ class RouterEvents:
 
     def _on_turn(self, event: Mapping[str, Any]) -> None:
         self._figures.add_turn(event["footprint"])
+        if event["session"] in self._tasks:
+            self._beliefs.answered(event["session"], event["call"], event)
         self._end(event, event["footprint"]["context_tokens"])
 
     def _on_passed(self, event: Mapping[str, Any]) -> None:
@@ -96,6 +103,7 @@ class RouterEvents:
 
     def _end(self, event: Mapping[str, Any], context_tokens: int) -> None:
         self._in_flight.end(event["call"])
+        self._beliefs.ended(event["call"])
         if event["session"] in self._tasks:
             with self._figures.measured():
                 self._scheduler.on_turn(event["session"], context_tokens, self._now())
@@ -120,6 +128,7 @@ class RouterEvents:
 
     def _on_call_over(self, event: Mapping[str, Any]) -> None:
         self._in_flight.end(event["call"])
+        self._beliefs.ended(event["call"])
         task = self._tasks.get(event["session"])
         if task is None:
             return

@@ -25,6 +25,7 @@ from typing import Any
 from tide_sdk.client import GatewayClient
 from tide_trainer.errors import RunFailed
 from tide_trainer.loop.background import BackgroundTasks
+from tide_trainer.loop.beliefs import Beliefs
 from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
@@ -46,6 +47,7 @@ class SchedulerShell:
     Attributes:
         version: the model version that the rollout ranks serve.
         failed: gets the error that ends the run.
+        beliefs: what should be at the engines now.
 
     Args:
         scheduler: the pure scheduler; only this object calls it.
@@ -86,6 +88,7 @@ class SchedulerShell:
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
         self._clocks = EpisodeClocks(now)
+        self.beliefs = Beliefs(now)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         events = RouterEvents(
             scheduler,
@@ -97,6 +100,7 @@ class SchedulerShell:
             self._wake,
             self._unpause,
             self._clocks,
+            self.beliefs,
         )
         router.handle(**recorder.tapped(**events.handlers()))
         workers.handle(started=self._on_started)
@@ -126,6 +130,7 @@ class SchedulerShell:
         finally:
             del self._tasks[session]
             self._clocks.end(session, completed=completed)
+            self.beliefs.released(session)
             self._recorder.end(session, task.result, self.version)
             self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
@@ -135,12 +140,14 @@ class SchedulerShell:
     def add_rank(self, info: EngineInfo) -> None:
         """A rollout rank, known to the router already, serves from now on."""
         self._scheduler.add_rank(info.rank, self._settings.scheduler.budget_tokens(info.kv_tokens), info.block_tokens)
+        self.beliefs.add_rank(info.rank, info.block_tokens)
         self._wake()
 
     def quarantine(self, rank: RankId, reason: str) -> None:
         """Takes a rank out; its tasks are re-placed at their next call."""
         _LOG.error("rollout rank %s leaves the scheduler: %s", rank, reason)
         self._scheduler.remove_rank(rank)
+        self.beliefs.drop_rank(rank)
         self._background.spawn(self._router.drop_rank(rank))
         self._wake()
 
@@ -232,6 +239,7 @@ class SchedulerShell:
             case Grant(rank=rank):
                 self._grant(task, task.call, rank)
             case Pause():
+                self.beliefs.released(task.session)
                 self._background.spawn(self._control.pause(task))
             case Resume(rank=rank):
                 if task.call is not None:
@@ -247,6 +255,7 @@ class SchedulerShell:
         task.call = None
         self._clocks.go(task.session)
         self._in_flight.begin(call, rank)
+        self.beliefs.granted(call, task.session, rank, task.need_tokens)
         self._router.grant(call, rank, self.version, self._scheduler.predicted_tokens(task.session))
 
     def _refuse(self, task: ShellTask, reason: str) -> None:

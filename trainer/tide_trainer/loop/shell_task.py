@@ -29,6 +29,7 @@ class ShellTask:
     Attributes:
         session: its name at the router and the scheduler.
         call: the agent's call that waits for a grant, None without one.
+        need_tokens: the longest that the latest call can get.
         task_id: its id at the gateway, once started.
         epoch: the last epoch sent to the gateway.
         control: keeps its `/pause` and `/resume` calls in order.
@@ -45,6 +46,7 @@ class ShellTask:
     temperature: float | None
     api_key: str = field(repr=False)
     call: str | None = None
+    need_tokens: int = 0
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
     result: asyncio.Future[Trajectory] = field(default_factory=_future)
