@@ -54,6 +54,7 @@ class Rollout:
         self.turns = {}
         self.outcome = Outcome()
         self.num_events = 0
+        self.version = 0
         for opens_s, closes_s in workload.gate:
             self.push(opens_s, "close", "")
             self.push(closes_s, "open", "")
@@ -98,7 +99,8 @@ class Rollout:
         if what == "close":
             self.scheduler.close_gate()
         elif what == "open":
-            self.scheduler.open_gate()
+            self.version += 1
+            self.scheduler.open_gate(self.version)
         elif what == "call":
             self.scheduler.on_call(task, self.context[task], work.max_new_tokens, now_s)
         else:
@@ -158,9 +160,11 @@ def make_workload() -> type[Workload]:
 class Situation(TaskScheduler):
     """A scheduler with short cuts for tests."""
 
-    def add(self, *tasks: str, kind="train", siblings=1, environment="env", task_type="", order=0) -> None:
+    def add(
+        self, *tasks: str, kind="train", siblings=1, environment="env", task_type="", order=0, version=None
+    ) -> None:
         for task in tasks:
-            self.submit(TaskEntry(task, task.split("/")[0], kind, siblings, environment, task_type, order))
+            self.submit(TaskEntry(task, task.split("/")[0], kind, siblings, environment, task_type, order, version))
 
     def decide(self, now_s: float) -> list[tuple[str, str]]:
         return [(type(decision).__name__, decision.task) for decision in self.plan(now_s)]

@@ -42,7 +42,7 @@ def test_t6_a_call_aborted_by_a_sync_is_made_again() -> None:
     assert made.view().ranks[0].usage_tokens == 0
     made.on_call("a", 50, 10, 1.0)
     assert [type(d) for d in made.plan(1.0)] == [Pause]
-    made.open_gate()
+    made.open_gate(1)
     assert [type(d) for d in made.plan(2.0)] == [Resume]
 
 
@@ -185,7 +185,7 @@ def test_after_a_sync_paused_tasks_may_go_anywhere_at_once() -> None:
     for task in mine:
         made.on_call(task, 200, 10, 1.0)
     made.plan(1.0)
-    made.open_gate()
+    made.open_gate(1)
     assert {d.rank for d in made.plan(2.0) if isinstance(d, Resume)} == {FIRST, SECOND}
 
 

@@ -100,7 +100,7 @@ def test_a_paused_task_alone_resumes_even_if_it_may_outgrow_the_budget(situation
     made.close_gate()
     made.on_call("a", 60, 10, 1.0)
     assert made.decide(1.0) == [("Pause", "a")]
-    made.open_gate()
+    made.open_gate(1)
     assert made.decide(2.0) == [("Resume", "a")]
 
 
@@ -186,5 +186,5 @@ def test_a_closed_gate_pauses_every_call_and_admits_nothing(situation) -> None:
     (pause,) = made.plan(1.0)
     assert isinstance(pause, Pause)
     assert "weights" in pause.reason
-    made.open_gate()
+    made.open_gate(1)
     assert made.decide(2.0) == [("Resume", "a"), ("Admit", "b")]

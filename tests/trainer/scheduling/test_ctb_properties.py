@@ -61,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ranks: set[RankId] = set()
         self.limits: dict[str, int | None] = {"e0": None, "e1": None}
         self.gate_open = True
+        self.version = 0
         self.now_s = 0.0
         self.num_groups = 0
         self.add_rank(0)
@@ -84,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 2))
     def add_rank(self, index: int) -> None:
         rank = RankId("w", index)
-        self.scheduler.add_rank(rank, BUDGET)
+        self.scheduler.add_rank(rank, BUDGET, 1, self.version)
         self.ranks.add(rank)
         self.decide()
 
@@ -172,7 +173,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def toggle_gate(self) -> None:
         self.gate_open = not self.gate_open
-        (self.scheduler.open_gate if self.gate_open else self.scheduler.close_gate)()
+        if self.gate_open:
+            self.version += 1
+            self.scheduler.open_gate(self.version)
+        else:
+            self.scheduler.close_gate()
         self.decide()
 
     @rule(environment=st.sampled_from(["e0", "e1"]), limit=st.sampled_from([None, None, 0, 2, 5]))

@@ -1,4 +1,4 @@
-"""An engine's live numbers as Prometheus text, for people's dashboards; the trainer itself reads `/tide/stats`. Pure."""
+"""An engine's live numbers as Prometheus text, for dashboards; the trainer reads `/tide/stats`. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prometheus_text(stats: types.EngineStats, health: EngineHealth) -> str:
         ("waiting_requests", "gauge", "requests that wait for one", _known(stats.num_waiting)),
         ("kv_size_tokens", "gauge", "tokens that the KV cache holds", size),
         ("kv_used_tokens", "gauge", "tokens of the KV blocks that requests hold", _known(used)),
-        ("kv_free_tokens", "gauge", "tokens of the other KV blocks, cached ones included", size - _known(used)),
+        ("kv_free_tokens", "gauge", "tokens of the other KV blocks, cached ones included", free),
         ("prompt_tokens_total", "counter", "prompt tokens of finished requests", stats.prompt_tokens),
         ("cached_tokens_total", "counter", "of these, tokens from the prefix cache", stats.cached_tokens),
         ("generated_tokens_total", "counter", "sampled tokens of finished requests", stats.generated_tokens),

@@ -84,6 +84,8 @@ class ShellTask:
             "split": self.prompt.split,
             "kind": self.kind,
             "deadline_s": deadline_s,
+            # The scheduler has the queue: a gateway without a place must not block a worker.
+            "waits_for_place": False,
         }
 
 
@@ -95,6 +97,9 @@ class ShellFigures:
         idle_s: seconds in which no task was there to run: rollout waited at the staleness bound.
         num_failed_controls: `/pause` and `/resume` calls that failed for good.
         scheduler_cpu_s: CPU seconds in the pure scheduler.
+        num_requeues: tasks put back into the queue, because the gateway had no place.
+        num_aborts: calls that were taken back from their engine.
+        dropped_tokens: what these had sampled by then; nobody ever saw it.
     """
 
     num_turns: int = 0
@@ -106,6 +111,9 @@ class ShellFigures:
     num_resumes: int = 0
     num_failed_controls: int = 0
     scheduler_cpu_s: float = 0.0
+    num_requeues: int = 0
+    num_aborts: int = 0
+    dropped_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:

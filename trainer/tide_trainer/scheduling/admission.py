@@ -13,10 +13,11 @@ Entry = tuple[int, int, int, TaskState]
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """Queued tasks of one environment and task type: evaluation, siblings of open groups, first tasks of groups."""
+    """Queued tasks of one environment, task type and anchor: evaluation, siblings of open groups, first tasks."""
 
     environment: EnvironmentState
     task_type: str
+    version: int | None
     queues: tuple[list[Entry], list[Entry], list[Entry]] = field(
         default_factory=lambda: (list[Entry](), list[Entry](), list[Entry]())
     )
@@ -35,12 +36,13 @@ class Admission:
     """Decides which queued task starts next, and where.
 
     Source: TideRL section 4.1. Order: evaluation, then missing siblings of open groups, then first tasks of new groups;
-    inside each by `order_key`. The head is never overtaken by a smaller task, except where its environment is full.
+    inside each by `order_key`. The head is never overtaken by a smaller task, except where its environment is full, or
+    on ranks of another model version than the head's.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._lanes: dict[tuple[str, str, int | None], _Lane] = {}
         self.num_admits = 0
 
     def submit(self, task: TaskState) -> None:
@@ -86,27 +88,44 @@ class Admission:
         state = self._state
         ranks = list(state.ranks.values()) if state.admission_dirty else [state.ranks[rank] for rank in state.dirty]
         state.admission_dirty = False
-        while ranks and (task := self._next()) is not None:
+        full: set[int] = set()
+        while ranks and (task := self._next(full)) is not None:
             tokens = self._projected(task)
             rank = self._choose(task, tokens, ranks)
             if rank is None:
-                return
+                full.add(self._pool(task.entry.version))
+                continue
             self._start(task, rank, tokens, now_s)
             # Another head may fit where the last one did not.
+            full.clear()
             ranks = list(state.ranks.values())
+
+    def drop_empty_lanes(self) -> None:
+        """Forgets the lanes that hold no task. O(lanes)."""
+        for key in [key for key, lane in self._lanes.items() if all(lane.head(tier) is None for tier in (0, 1, 2))]:
+            del self._lanes[key]
+
+    def _pool(self, version: int | None) -> int:
+        """The version of the ranks on which a task so anchored may start."""
+        return self._state.newest if version is None else version
 
     def _push(self, task: TaskState, tier: int) -> None:
         entry = task.entry
-        lane = self._lanes.get((entry.environment, entry.task_type))
+        key = (entry.environment, entry.task_type, entry.version)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[entry.environment, entry.task_type] = _Lane(task.environment, entry.task_type)
+            lane = self._lanes[key] = _Lane(task.environment, entry.task_type, entry.version)
         task.stamp += 1
         heapq.heappush(lane.queues[0 if task.is_eval else tier], (entry.order_key, task.seq, task.stamp, task))
         self._state.admission_dirty = True
 
-    def _next(self) -> TaskState | None:
-        """The queued task that starts next, environments without room left out."""
-        lanes = [lane for lane in self._lanes.values() if lane.environment.has_room()]
+    def _next(self, full: set[int]) -> TaskState | None:
+        """The queued task that starts next; environments without room and `full` versions are left out."""
+        lanes = [
+            lane
+            for lane in self._lanes.values()
+            if lane.environment.has_room() and self._pool(lane.version) not in full
+        ]
         types = self._state.task_types if self._state.settings.balance_task_types else {}
         for tier in (0, 1, 2):
             best: tuple[int, Entry] | None = None
@@ -143,6 +162,8 @@ class Admission:
 
     def _accepts(self, rank: RankState, task: TaskState, tokens: int) -> bool:
         settings = self._state.settings
+        if not rank.gate_open or not self._state.serves(rank, task):
+            return False
         if settings.max_tasks_per_rank and len(rank.tasks) >= settings.max_tasks_per_rank:
             return False
         if settings.ctb == "off":
@@ -162,9 +183,9 @@ class Admission:
         state.set_phase(task, Phase.ADMITTED)
         state.assign(task, rank)
         rank.projected.charge(task.entry.task, tokens, group.uid, state.shared_tokens(task))
-        task.environment.num_tasks += 1
-        state.task_types[task.entry.task_type] = state.task_types.get(task.entry.task_type, 0) + 1
-        if group.home is None:
+        state.count_started(task)
+        home = state.ranks.get(group.home) if group.home is not None else None
+        if home is None or not state.serves(home, task):
             group.home = rank.rank
         self.num_admits += 1
         why = "probe of its group" if first else "next in order"

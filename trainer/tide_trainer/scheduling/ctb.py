@@ -13,7 +13,10 @@ at their maximal length), the new prompt and its maximal new tokens fit the rank
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tide_trainer.scheduling.admission import Admission
+from tide_trainer.scheduling.gates import Gates
 from tide_trainer.scheduling.inspection import check, view_of
 from tide_trainer.scheduling.lifecycle import Lifecycle
 from tide_trainer.scheduling.plan import (
@@ -51,21 +54,25 @@ class TaskScheduler:
         self._admission = Admission(self._state)
         self._serving = Serving(self._state)
         self._lifecycle = Lifecycle(self._state, self._admission, self._serving)
+        self._gates = Gates(self._state, self._admission, self._serving, self._lifecycle)
 
-    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int = 1) -> None:
+    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int = 1, version: int = 0) -> None:
         """Adds a rollout rank, or changes the budget of one that is there.
 
         Args:
             rank: keyed by worker and index.
             budget_tokens: see `CtbSettings.budget_tokens`; at least one block.
             block_tokens: the engine's KV block size; footprints are rounded up to it. Fixed at the first call.
+            version: the model version that a new rank serves, from 0; `open_gate` changes it.
         """
         if block_tokens < 1 or budget_tokens < block_tokens:
             raise SchedulerError(
                 f"rank {rank}: budget_tokens {budget_tokens} must hold at least one block of {block_tokens} tokens; "
                 "without capacity data the rank cannot be scheduled"
             )
-        self._lifecycle.add_rank(rank, budget_tokens, block_tokens)
+        if version < 0:
+            raise SchedulerError(f"rank {rank}: model version {version} must be at least 0")
+        self._gates.add_rank(rank, budget_tokens, block_tokens, version)
 
     def remove_rank(self, rank: RankId) -> tuple[str, ...]:
         """Takes a rank out at once (dead, or moved to another role); its tasks are placed anew at their next call.
@@ -79,7 +86,7 @@ class TaskScheduler:
         if rank not in self._state.ranks:
             present = ", ".join(map(str, self._state.ranks)) or "none"
             raise UnknownRankError(f"rank {rank} is not here; present: {present}")
-        return self._lifecycle.remove_rank(rank)
+        return self._gates.remove_rank(rank)
 
     def submit(self, entry: TaskEntry) -> None:
         """Queues a task that staleness admits.
@@ -108,6 +115,9 @@ class TaskScheduler:
         state.tasks[entry.task] = group.members[entry.task] = task
         state.phases[Phase.QUEUED] += 1
         self._admission.submit(task)
+        if entry.version is not None:
+            state.anchored[entry.task] = task
+            self._gates.refuse_lost((task,))
 
     def withdraw(self, task: str) -> None:
         """Forgets a task in any phase without counting it as finished (its group was aborted).
@@ -212,18 +222,28 @@ class TaskScheduler:
             if sibling.phase is Phase.PAUSED:
                 self._state.push(sibling)
 
-    def close_gate(self) -> None:
-        """From now on nothing is granted, resumed or admitted (weights update); calls that arrive are paused."""
-        self._state.gate_open = False
+    def close_gate(self, ranks: Collection[RankId] | None = None) -> None:
+        """From now on the ranks get no grant, resume or admission (weights update); their calls are paused.
 
-    def open_gate(self) -> None:
-        """Grants go on. Cached contexts are gone with the old weights, so that paused tasks may go to any rank."""
-        state = self._state
-        state.gate_open = True
-        for rank in state.ranks.values():
-            for task in rank.waiting.values():
-                task.cold = True
-        state.mark_all()
+        Args:
+            ranks: those whose gates close; None: all, and those that are added before `open_gate` opens all.
+        """
+        self._gates.close(ranks)
+
+    def open_gate(self, version: int, ranks: Collection[RankId] | None = None) -> None:
+        """The ranks serve `version` now, and grants go on there.
+
+        Cached contexts are gone with the old weights, so that paused tasks may go to any rank. A rank that stays older
+        than the newest version keeps only the tasks that are anchored to its own.
+
+        Args:
+            version: the model version of their weights.
+            ranks: those whose gates open; None: all. Ranks that have left meanwhile are passed over.
+
+        Raises:
+            SchedulerError: one of them serves a newer version already.
+        """
+        self._gates.open(version, ranks)
 
     def set_environment_capacity(self, environment: str, limit: int | None) -> None:
         """At most `limit` tasks of the environment are in flight; None sets no limit. Running ones are left alone."""
@@ -238,20 +258,16 @@ class TaskScheduler:
         """
         state = self._state
         self._lifecycle.fire_timers(now_s)
+        why = "no rank serves its model version" if state.ranks else "no rollout rank is up"
         for task in [task for task in state.homeless.values() if task.phase is Phase.HELD]:
-            self._serving.pause(task, now_s, "no rollout rank is up")
-        if state.gate_open:
-            ranks = [state.ranks[rank] for rank in state.dirty]
-            for rank in ranks:
-                self._serving.serve(rank, now_s)
-            for rank in ranks:
-                self._serving.pull(rank, now_s)
-            self._admission.admit(now_s)
-            state.dirty.clear()
-        else:
-            for rank in state.ranks.values():
-                if rank.fresh:
-                    self._serving.hold_back(rank, now_s)
+            self._serving.pause(task, now_s, why)
+        ranks = [state.ranks[rank] for rank in state.dirty]
+        for rank in ranks:
+            (self._serving.serve if rank.gate_open else self._serving.hold_back)(rank, now_s)
+        for rank in ranks:
+            self._serving.pull(rank, now_s)
+        self._admission.admit(now_s)
+        state.dirty.clear()
         decisions, state.out = tuple(state.out), []
         return decisions
 

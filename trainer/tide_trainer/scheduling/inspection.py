@@ -16,7 +16,7 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving) -> Sc
     phases = state.phases
     return SchedulerView(
         ready=bool(state.ranks),
-        gate_open=state.gate_open,
+        gate_open=state.gate_open and all(rank.gate_open for rank in state.ranks.values()),
         ranks=tuple(
             RankView(
                 rank=rank.rank,
@@ -25,6 +25,8 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving) -> Sc
                 projected_tokens=rank.projected.usage_tokens,
                 num_tasks=len(rank.tasks),
                 num_waiting=len(rank.waiting),
+                version=rank.version,
+                gate_open=rank.gate_open,
             )
             for rank in state.ranks.values()
         ),
@@ -56,6 +58,8 @@ def check(state: SchedulerState) -> None:
             raise SchedulerError(f"task {uid!r} is paused and waits nowhere")
         if task.phase is Phase.GENERATING and task.rank and task.rank.live.tokens_of(uid) < task.need_tokens:
             raise SchedulerError(f"task {uid!r} generates and is not charged for it")
+        if task.phase is Phase.PAUSED and task.rank is not None and not state.serves(task.rank, task):
+            raise SchedulerError(f"task {uid!r} waits for rank {task.rank.rank}, which serves another version")
     if counts != state.phases:
         raise SchedulerError(f"phases are counted {state.phases}, there are {counts}")
     for environment in state.environments.values():

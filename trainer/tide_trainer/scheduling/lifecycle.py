@@ -20,18 +20,19 @@ class Lifecycle:
         self._admission = admission
         self._serving = serving
 
-    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int) -> None:
+    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int, version: int) -> None:
         """A new rank takes the homeless calls; a new budget makes calls move that are too large for it."""
         state = self._state
         known = state.ranks.get(rank)
         if known is None:
-            state.ranks[rank] = RankState(rank, budget_tokens, TokenLedger(block_tokens), TokenLedger(block_tokens))
+            live, projected = TokenLedger(block_tokens), TokenLedger(block_tokens)
+            state.ranks[rank] = RankState(rank, budget_tokens, live, projected, version, state.gate_open)
             moving = list(state.homeless.values())
         else:
             known.budget_tokens = budget_tokens
             moving = [*known.fresh, *known.waiting.values()]
         for task in moving:
-            self._move(task)
+            self.move(task)
         state.mark_all()
 
     def remove_rank(self, rank: RankId) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ class Lifecycle:
         tasks = list(gone.tasks.values())
         for task in tasks:
             if task.phase in (Phase.PAUSED, Phase.HELD):
-                self._move(task, gone)
+                self.move(task, gone)
                 continue
             state.assign(task, None)
             if task.phase is Phase.GENERATING:
@@ -121,6 +122,7 @@ class Lifecycle:
         state.admission_dirty = True
         state.phases[task.phase] -= 1
         del state.tasks[task.entry.task], group.members[task.entry.task]
+        state.anchored.pop(task.entry.task, None)
         if not group.members:
             del state.groups[group.uid]
 
@@ -142,9 +144,10 @@ class Lifecycle:
                 if subject.rank is not None:
                     subject.rank.num_starved += 1
                     state.push(subject)
-            elif len(state.ranks) > 1:
+            elif subject.rank is not None and len(state.ranks) > 1:
                 # The waiting task may go elsewhere now: the rank with the most room looks whether it fits.
-                room = max(state.ranks.values(), key=lambda rank: rank.budget_tokens - rank.live.usage_tokens)
+                same = (rank for rank in state.ranks.values() if rank.version == subject.rank.version)
+                room = max(same, key=lambda rank: (rank.gate_open, rank.budget_tokens - rank.live.usage_tokens))
                 state.dirty[room.rank] = None
 
     def _stop(self, task: TaskState) -> None:
@@ -155,7 +158,7 @@ class Lifecycle:
             if task.rank is not None:
                 task.rank.fresh.remove(task)
 
-    def _move(self, task: TaskState, gone: RankState | None = None) -> None:
+    def move(self, task: TaskState, gone: RankState | None = None) -> None:
         """Finds a suitable rank for a held or paused call; the wait of a paused one goes on."""
         self._stop(task)
         if gone is not None:

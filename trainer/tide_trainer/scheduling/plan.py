@@ -55,6 +55,7 @@ class TaskEntry:
         environment: its capacity and predicted footprint are kept by this name.
         task_type: for `balance_task_types`; any word.
         order_key: smaller starts earlier among equals (the dataset's order, or V_buf of its reservation).
+        version: the model version that all its calls must be sampled from (evaluation); None: any.
     """
 
     task: str
@@ -64,6 +65,7 @@ class TaskEntry:
     environment: str
     task_type: str = ""
     order_key: int = 0
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,12 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Let the task's held call go to the rank's engine now."""
+    """Let the task's held call go to the rank's engine now, which serves model version `version`."""
 
     task: str
     rank: RankId
     reason: str
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +114,20 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Call the gateway's `/resume`, wait for it, then let the held call go to the rank's engine."""
+    """Call the gateway's `/resume`, wait for it, then let the held call go to the rank's engine, as `Grant` does."""
 
     task: str
     rank: RankId
     reason: str
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The task's call fits no rank even alone: answer it with an error and end the task (then call `on_end`)."""
+    """End the task (then call `on_end`); answer its call, if it has one, with an error.
+
+    Its call fits no rank even alone, or it is anchored to a model version that no rank serves any more.
+    """
 
     task: str
     reason: str
@@ -139,6 +146,8 @@ class RankView:
         projected_tokens: usage with the set-aside part of the predicted growth, admitted tasks included.
         num_tasks: tasks placed here, paused ones included.
         num_waiting: paused tasks whose call waits.
+        version: the model version that it serves.
+        gate_open: whether calls are granted there.
     """
 
     rank: RankId
@@ -147,6 +156,8 @@ class RankView:
     projected_tokens: int
     num_tasks: int
     num_waiting: int
+    version: int = 0
+    gate_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ class SchedulerView:
 
     Attributes:
         ready: at least one rank with a budget is known; false must raise an alarm, for nothing is ever granted then.
+        gate_open: no rank's gate is closed.
         num_pauses: Pause decisions since the start; likewise the other counters.
         num_refused: Refuse decisions since the start.
     """

@@ -26,42 +26,54 @@ class Serving:
     def place(self, task: TaskState) -> RankState | None:
         """The rank for a waiting call whose own rank is gone or too small: the most room among those large enough."""
         best: RankState | None = None
-        best_room = 0
+        best_standing = (False, 0)
         for rank in self._state.ranks.values():
             room = rank.budget_tokens - rank.live.usage_tokens - rank.waiting_tokens
-            if self._can_hold(rank, task) and (best is None or room > best_room):
-                best, best_room = rank, room
+            # A rank whose gate is closed is for want of a better one.
+            standing = (rank.gate_open, room)
+            if self._can_hold(rank, task) and (best is None or standing > best_standing):
+                best, best_standing = rank, standing
         return best
 
     def settle(self, task: TaskState) -> None:
-        """Gives a held call that has no suitable rank a new one; refuses it where none is large enough."""
+        """Gives a waiting call that has no suitable rank a new one; refuses it where none is or will be suitable."""
         state = self._state
         if task.rank is not None and self._can_hold(task.rank, task):
             return
         rank = self.place(task)
         if task.rank is not None or rank is not None:
             state.assign(task, rank)
-        if rank is None and state.ranks:
+            task.cold = True
+        if rank is not None:
+            return
+        hopeful = [rank for rank in state.ranks.values() if state.may_serve(rank, task)]
+        if state.is_lost(task) or (hopeful and not any(self._is_large_enough(rank, task) for rank in hopeful)):
             self.refuse(task)
 
     def refuse(self, task: TaskState) -> None:
-        """The call fits no rank, even alone."""
+        """The task's call fits no rank, even alone; or no rank has its version any more."""
         state = self._state
+        if state.is_lost(task):
+            reason = (
+                f"it is anchored to model version {task.entry.version}, which no rank serves any more (the newest is "
+                f"{state.newest}); measure it as missing"
+            )
+        else:
+            reason = (
+                f"prompt of {task.prompt_tokens} plus up to {task.max_new_tokens} new tokens is more than the largest "
+                f"rank budget of {state.largest_budget_tokens(task)}; shorten the context, lower max_new_tokens, or "
+                "enlarge the KV cache"
+            )
         state.set_phase(task, Phase.REFUSED)
         self.num_refused += 1
-        largest = state.largest_budget_tokens()
-        state.out.append(
-            Refuse(
-                task.entry.task,
-                f"prompt of {task.prompt_tokens} plus up to {task.max_new_tokens} new tokens is more than the largest "
-                f"rank budget of {largest}; shorten the context, lower max_new_tokens, or enlarge the KV cache",
-            )
-        )
+        state.out.append(Refuse(task.entry.task, reason))
 
     def hold_back(self, rank: RankState, now_s: float) -> None:
-        """The gate is closed: every call that has arrived since the last plan is paused."""
+        """The rank's gate is closed: every call that has arrived since the last plan is paused."""
         fresh, rank.fresh = rank.fresh, []
         for task in fresh:
+            # Its context is about to go, so that it may wait anywhere.
+            task.cold = True
             self.pause(task, now_s, "the weights are being updated")
 
     def serve(self, rank: RankState, now_s: float) -> None:
@@ -92,11 +104,15 @@ class Serving:
             heapq.heappush(rank.heap, entry)
 
     def pull(self, rank: RankState, now_s: float) -> None:
-        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most. O(ranks)."""
+        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most. O(ranks).
+
+        Only of those with its version: what waits for another one is anchored to that.
+        """
         state = self._state
-        if rank.waiting or len(state.ranks) == 1 or state.phases[Phase.PAUSED] == 0:
+        if rank.waiting or not rank.gate_open or len(state.ranks) == 1 or state.phases[Phase.PAUSED] == 0:
             return
-        donor = max(state.ranks.values(), key=lambda other: len(other.waiting))
+        same = (other for other in state.ranks.values() if other.version == rank.version)
+        donor = max(same, key=lambda other: len(other.waiting))
         kept: list[HeapEntry] = []
         while len(kept) <= state.settings.max_bypass and (task := donor.peek()) is not None:
             entry = heapq.heappop(donor.heap)
@@ -131,6 +147,9 @@ class Serving:
         return None if full else task
 
     def _can_hold(self, rank: RankState, task: TaskState) -> bool:
+        return self._state.serves(rank, task) and self._is_large_enough(rank, task)
+
+    def _is_large_enough(self, rank: RankState, task: TaskState) -> bool:
         return rank.live.rounded(task.need_tokens) <= rank.budget_tokens
 
     def _fits(self, rank: RankState, task: TaskState, reserved: int, *, is_fresh: bool) -> bool:
@@ -160,10 +179,10 @@ class Serving:
         used = f"{rank.live.usage_tokens} of {rank.budget_tokens} tokens used with it"
         if paused:
             self.num_resumes += 1
-            state.out.append(Resume(task.entry.task, rank.rank, f"fits after {waited_s:.3f} s; {used}"))
+            state.out.append(Resume(task.entry.task, rank.rank, f"fits after {waited_s:.3f} s; {used}", rank.version))
         else:
             self.num_grants += 1
-            state.out.append(Grant(task.entry.task, rank.rank, used))
+            state.out.append(Grant(task.entry.task, rank.rank, used, rank.version))
 
     def _no_room(self, rank: RankState, task: TaskState, reserved: int) -> str:
         kept = f", {reserved} kept for a call that goes first" if reserved else ""

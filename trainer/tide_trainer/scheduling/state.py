@@ -46,12 +46,14 @@ class EnvironmentState:
 
 @dataclass(slots=True, eq=False)
 class RankState:
-    """A rollout rank: its budget, what its tasks hold, and the calls that wait for it."""
+    """A rollout rank: its budget, the model version it serves, what its tasks hold, and the calls that wait for it."""
 
     rank: RankId
     budget_tokens: int
     live: TokenLedger
     projected: TokenLedger
+    version: int = 0
+    gate_open: bool = True
     tasks: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
     fresh: list[TaskState] = field(default_factory=list["TaskState"])
     waiting: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
@@ -123,7 +125,10 @@ class SchedulerState:
         self.homeless: dict[str, TaskState] = {}
         self.dirty: dict[RankId, None] = {}
         self.admission_dirty = True
+        # For ranks that are still to come; each of those that are here has its own gate.
         self.gate_open = True
+        self.newest = 0
+        self.anchored: dict[str, TaskState] = {}
         self.phases = dict.fromkeys(Phase, 0)
         self.task_types: dict[str, int] = {}
         self.out: list[Decision] = []
@@ -147,6 +152,28 @@ class SchedulerState:
         """Every rank is looked at again in the next plan, and so is the queue."""
         self.dirty = dict.fromkeys(self.ranks)
         self.admission_dirty = True
+
+    def serves(self, rank: RankState, task: TaskState) -> bool:
+        """Whether the rank has the version that the task is sampled from: its anchor, or the newest."""
+        version = task.entry.version
+        return rank.version == (self.newest if version is None else version)
+
+    def may_serve(self, rank: RankState, task: TaskState) -> bool:
+        """Whether the rank serves the task, or will after a weight update that is still to come."""
+        version = task.entry.version
+        return version is None or rank.version == version or version >= self.newest
+
+    def is_lost(self, task: TaskState) -> bool:
+        """Whether the task is anchored to a version that no rank serves any more. O(ranks) for old versions."""
+        version = task.entry.version
+        if version is None or version >= self.newest:
+            return False
+        return all(rank.version != version for rank in self.ranks.values())
+
+    def count_started(self, task: TaskState) -> None:
+        """The task takes its place in its environment, until it leaves."""
+        task.environment.num_tasks += 1
+        self.task_types[task.entry.task_type] = self.task_types.get(task.entry.task_type, 0) + 1
 
     def set_timer(self, due_s: float, kind: TimerKind, subject: TaskState | EnvironmentState, wait: int) -> None:
         """Fires at the first plan from `due_s` on, if the subject still is as it was."""
@@ -234,6 +261,6 @@ class SchedulerState:
             starved_since_s=task.waiting_since_s if task.starved else None,
         )
 
-    def largest_budget_tokens(self) -> int:
-        """The largest budget of all ranks; 0 without ranks."""
-        return max((rank.budget_tokens for rank in self.ranks.values()), default=0)
+    def largest_budget_tokens(self, task: TaskState) -> int:
+        """The largest budget of the ranks that may serve the task; 0 without one."""
+        return max((rank.budget_tokens for rank in self.ranks.values() if self.may_serve(rank, task)), default=0)
