@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -40,6 +40,19 @@ class EngineHealth:
     block_tokens: int
     max_context_tokens: int
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What an engine holds at one moment.
+
+    Attributes:
+        stats: its live numbers.
+        requests: request id -> (computed tokens, KV blocks held); None where it cannot tell.
+    """
+
+    stats: types.EngineStats
+    requests: Mapping[str, tuple[int, int]] | None
 
 
 class EngineClient:
@@ -127,16 +140,12 @@ class EngineClient:
     async def stats(self, *, timeout_s: float | None = None) -> types.EngineStats:
         """The engine's live numbers. Raises EngineFailed."""
         answer = await self._call("GET", "/tide/stats", None, timeout_s)
-        names = types.EngineStats.__dataclass_fields__
-        return _read(lambda: types.EngineStats(**{name: int(answer[name]) for name in names}), self.url)
+        return _read(lambda: _stats(answer), self.url)
 
-    async def request_stats(self, *, timeout_s: float | None = None) -> dict[str, tuple[int, int]]:
-        """Per request in the engine: request id -> (computed tokens, KV blocks held). Raises EngineFailed."""
+    async def snapshot(self, *, timeout_s: float | None = None) -> EngineSnapshot:
+        """The live numbers, and what each request holds, read between two forward passes. Raises EngineFailed."""
         answer = await self._call("GET", "/tide/stats?requests=1", None, timeout_s)
-        return _read(
-            lambda: {name: (int(tokens), int(blocks)) for name, (tokens, blocks) in answer["requests"].items()},
-            self.url,
-        )
+        return _read(lambda: EngineSnapshot(_stats(answer), _requests(answer["requests"])), self.url)
 
     async def health(self, *, timeout_s: float | None = None) -> EngineHealth:
         """Whether and what the engine serves. Raises EngineFailed if it does not answer."""
@@ -198,6 +207,16 @@ class EngineClient:
         if reason in _REASONS:
             raise EngineRefused(message, reason=reason)
         raise EngineFailed(message)
+
+
+def _stats(answer: dict[str, Any]) -> types.EngineStats:
+    return types.EngineStats(**{name: int(answer[name]) for name in types.EngineStats.__dataclass_fields__})
+
+
+def _requests(listed: Any) -> dict[str, tuple[int, int]] | None:
+    if listed is None:
+        return None
+    return {str(name): (int(tokens), int(blocks)) for name, (tokens, blocks) in listed.items()}
 
 
 def _completion(body: bytes, url: str) -> types.Completion:

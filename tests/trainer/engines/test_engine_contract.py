@@ -136,7 +136,7 @@ async def test_a_running_call_is_seen_cannot_be_doubled_holds_off_updates_and_ca
         return (await client.stats()).num_running == 1
 
     await eventually(running)
-    tokens, blocks = (await client.request_stats())["long"]
+    tokens, blocks = (await client.snapshot()).requests["long"]
     assert tokens >= 70
     assert blocks >= 3
     assert (await client.stats()).kv_used_tokens >= 96

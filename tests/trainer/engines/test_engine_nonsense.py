@@ -44,7 +44,7 @@ async def test_every_call_says_that_the_engine_failed(answering, body):
     calls = [
         lambda: client.update_weights(update),
         client.stats,
-        client.request_stats,
+        client.snapshot,
         client.health,
         lambda: client.abort(["x"]),
         lambda: client.generate([1], types.Sampling()),

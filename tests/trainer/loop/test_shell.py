@@ -18,6 +18,13 @@ from tide_trainer.types import EngineInfo, RankId
 RANK = RankId("rollout", 0)
 
 
+class Clock:
+    s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
 @pytest.fixture
 def world(settings, tmp_path):
     def build(kv_tokens=200, failure=None, **scheduler):
@@ -29,9 +36,10 @@ def world(settings, tmp_path):
         router, workers = Router(log), Workers(log)
         scheduler = TaskScheduler(ctb)
         recorder = recorder_of(whole, RunDirectory("run", tmp_path), scheduler, str)
-        shell = SchedulerShell(scheduler, router, workers, Gateway(log, failure), whole, "run", recorder)
+        clock = Clock()
+        shell = SchedulerShell(scheduler, router, workers, Gateway(log, failure), whole, "run", recorder, clock)
         shell.add_rank(EngineInfo(RANK, "http://engine", kv_tokens, 1, 100))
-        return SimpleNamespace(shell=shell, router=router, workers=workers, log=log, tasks={})
+        return SimpleNamespace(shell=shell, router=router, workers=workers, log=log, tasks={}, clock=clock)
 
     return build
 
@@ -253,3 +261,38 @@ async def test_a_fault_of_the_shell_ends_the_run_instead_of_hanging_it(world, pr
         await asyncio.wait_for(world.shell.failed, 2)
     await world.shell.close()
     world.tasks["train.0.0.0"].cancel()
+
+
+async def test_a_held_call_stops_its_episode_and_a_grant_lets_it_go_on(world, prompt):
+    world = world()
+    session = await begin(world, prompt)
+    world.clock.s += 1
+    world.shell.close_gate()
+    call(world, session, "a")
+    await settle()
+    world.clock.s += 10
+    assert world.shell.paused_s("train/0") == 10
+    world.shell.open_gate(1)
+    await settle()
+    world.clock.s += 2
+    turn(world, session, "a")
+    assert world.shell.paused_s("train/0") == 10
+    assert world.shell.episode_s("toy") is None
+    await finish(world, session)
+    assert world.shell.episode_s("toy") == 3
+    assert world.shell.paused_s("train/0") == 0
+
+
+async def test_a_call_that_is_refused_or_cancelled_stops_no_episode(world, prompt):
+    world = world(kv_tokens=50, budget_fraction=1.0)
+    session = await begin(world, prompt)
+    call(world, session, "a", 80, 5)
+    await settle()
+    world.clock.s += 4
+    call(world, session, "b", 20, 5)
+    world.router.events["call_cancelled"]({"session": session, "call": "b", "rank": None})
+    await settle()
+    world.clock.s += 4
+    assert world.shell.paused_s("train/0") == 0
+    await finish(world, session, outcome="context_overflow", reward=0.0)
+    assert world.shell.episode_s("toy") == 8

@@ -5,7 +5,9 @@
                          -> {token_ids, logprobs, cached_tokens, finish_reason, version}
     POST /tide/weights   {version, path, checksums} -> {version, num_tensors}
     POST /tide/abort     {request_ids} -> {num_aborted}
-    GET  /tide/stats     -> the fields of `types.EngineStats`; `?requests=1` adds {requests: {id: [tokens, blocks]}}
+    GET  /tide/stats     -> the fields of `types.EngineStats`; `?requests=1` adds {requests: {id: [tokens, blocks]}},
+                            null where they cannot be read
+    GET  /metrics        -> the same numbers as Prometheus text, see `engine_metrics`
     GET  /health         -> {version, serving, kv_tokens, block_tokens, max_context_tokens, detail}
 
 Loopback only. `Authorization: Bearer` where a token is configured. Errors are problem+json with a `reason` as in
@@ -28,6 +30,7 @@ from typing import Any, Protocol
 from tide_sdk import codec
 from tide_sdk.asgi import WHOLE, Receive, Scope, Send, send_json
 from tide_trainer import types
+from tide_trainer.backends import engine_metrics
 from tide_trainer.engine_client import EngineHealth
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 
@@ -36,6 +39,7 @@ _MAX_BODY_BYTES = 32 * 1024 * 1024
 _MAX_STOP_IDS = 64
 _STATUS = {"invalid": 422, "unauthorized": 401, "no_weights": 503, "updating": 503, "failed": 500}
 _JSON = (b"content-type", b"application/json")
+_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _PROBLEM = (b"content-type", b"application/problem+json")
 
 
@@ -65,8 +69,8 @@ class ServedEngine(Protocol):
         """The live numbers."""
         ...
 
-    async def requests(self) -> dict[str, tuple[int, int]]:
-        """Request id -> (computed tokens, KV blocks held)."""
+    async def requests(self) -> dict[str, tuple[int, int]] | None:
+        """Request id -> (computed tokens, KV blocks held); None where the engine cannot tell."""
         ...
 
     def health(self) -> EngineHealth:
@@ -85,12 +89,13 @@ class EngineApp:
     def __init__(self, engine: ServedEngine, token: str | None) -> None:
         self._engine = engine
         self._expected = f"Bearer {token}".encode() if token else None
-        self._routes: dict[tuple[str, str], Callable[[bytes, bytes], Awaitable[dict[str, Any]]]] = {
+        self._routes: dict[tuple[str, str], Callable[[bytes, bytes], Awaitable[dict[str, Any] | str]]] = {
             ("POST", "/tide/generate"): self._generate,
             ("POST", "/tide/weights"): self._weights,
             ("POST", "/tide/abort"): self._abort,
             ("GET", "/tide/stats"): self._stats,
             ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +108,8 @@ class EngineApp:
             route = self._routes.get((scope["method"], scope["path"]))
             if route is None:
                 raise EngineRefused(f"no {scope['method']} {scope['path']} here", reason="invalid")
-            answer, status, kind = await route(body, scope["query_string"]), 200, _JSON
+            answer, status = await route(body, scope["query_string"]), 200
+            kind = _TEXT if isinstance(answer, str) else _JSON
         except EngineRefused as error:
             answer, status, kind = _problem(error.reason, str(error))
         except WeightsDiffer as error:
@@ -114,7 +120,8 @@ class EngineApp:
         except Exception as error:  # noqa: BLE001 - the boundary: reported to the caller and logged
             _LOG.exception("the engine broke in %s", scope["path"])
             answer, status, kind = _problem("failed", f"{type(error).__name__}: {error}")
-        await send_json(send, status, codec.dumps(answer), (kind,), whole=scope.get(WHOLE))
+        data = answer.encode() if isinstance(answer, str) else codec.dumps(answer)
+        await send_json(send, status, data, (kind,), whole=scope.get(WHOLE))
 
     def _authorize(self, scope: Scope) -> None:
         if self._expected is None:
@@ -179,6 +186,9 @@ class EngineApp:
     async def _health(self, _body: bytes, _query: bytes) -> dict[str, Any]:
         health = self._engine.health()
         return {name: getattr(health, name) for name in EngineHealth.__dataclass_fields__}
+
+    async def _metrics(self, _body: bytes, _query: bytes) -> str:
+        return engine_metrics.prometheus_text(self._engine.stats(), self._engine.health())
 
 
 async def _read_body(receive: Receive) -> bytes:

@@ -132,8 +132,8 @@ class VllmCore:
             num_cached_blocks=self._core.scheduler.num_cached_blocks() if self._core else 0,
         )
 
-    async def requests(self) -> dict[str, tuple[int, int]]:
-        """Request id -> (computed tokens, KV blocks held), read between two forward passes."""
+    async def requests(self) -> dict[str, tuple[int, int]] | None:
+        """Request id -> (computed tokens, KV blocks held), read between two forward passes; None: unreadable."""
         return await self._on_thread(lambda: self._core.scheduler.live_requests())
 
     def health(self) -> EngineHealth:

@@ -26,6 +26,7 @@ class TideScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._held: list[Pixels] = []
         self._lost: dict[str, str] = {}
+        self._unread: set[str] = set()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM's; the patches that were held for the forward pass before are let go."""
@@ -40,18 +41,24 @@ class TideScheduler(Scheduler):
         return lost
 
     def counts(self) -> tuple[int, int, int]:
-        """(running requests, waiting requests, KV blocks that requests hold); zeros where vLLM changed inside."""
+        """(running requests, waiting requests, KV blocks that requests hold); -1 each where vLLM changed inside.
+
+        Never zeros in that case: an engine that looks empty would be filled without end.
+        """
         try:
             num_waiting = len(self.waiting) + len(self.kv_holding_waiting) + len(self.deferred_waiting)
             pool = self.kv_cache_manager.block_pool
             # One block is vLLM's null block, never free and never held.
             return len(self.running), num_waiting, max(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(), 0)
         except Exception:  # noqa: BLE001 - it must not kill the engine
-            _LOG.exception("the scheduler's counts cannot be read")
-            return 0, 0, 0
+            self._cannot_read("the scheduler's counts")
+            return -1, -1, -1
 
-    def live_requests(self) -> dict[str, tuple[int, int]]:
-        """Request id -> (computed tokens, KV blocks held); to be called between forward passes."""
+    def live_requests(self) -> dict[str, tuple[int, int]] | None:
+        """Request id -> (computed tokens, KV blocks held); None where vLLM changed inside.
+
+        To be called between forward passes. Costs the engine nothing but this call: nothing is kept at each step.
+        """
         try:
             managers = self.kv_cache_manager.coordinator.single_type_managers
             return {
@@ -59,15 +66,15 @@ class TideScheduler(Scheduler):
                 for name, request in self.requests.items()
             }
         except Exception:  # noqa: BLE001 - it must not kill the engine
-            _LOG.exception("the scheduler's requests cannot be read")
-            return {}
+            self._cannot_read("the scheduler's requests")
+            return None
 
     def num_cached_blocks(self) -> int:
         """Blocks that the prefix cache would find; -1 where vLLM changed inside."""
         try:
             return len(self.kv_cache_manager.block_pool.cached_block_hash_to_block)
         except Exception:  # noqa: BLE001 - it must not kill the engine
-            _LOG.exception("the prefix cache cannot be read")
+            self._cannot_read("the prefix cache")
             return -1
 
     def num_cached_images(self) -> int:
@@ -75,8 +82,14 @@ class TideScheduler(Scheduler):
         try:
             return len(self.encoder_cache_manager.cached)
         except Exception:  # noqa: BLE001 - it must not kill the engine
-            _LOG.exception("the encoder cache cannot be read")
+            self._cannot_read("the encoder cache")
             return -1
+
+    def _cannot_read(self, what: str) -> None:
+        # Polled every second: told once.
+        if what not in self._unread:
+            self._unread.add(what)
+            _LOG.exception("%s cannot be read", what)
 
     def _try_schedule_encoder_inputs(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, with the patches of each image in memory until the vision tower has seen them.

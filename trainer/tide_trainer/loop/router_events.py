@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tide_trainer.loop.beliefs import Beliefs
+from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight
 from tide_trainer.loop.ports import RouterPort
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask
@@ -37,6 +39,8 @@ class RouterEvents:
         now: a monotonic clock in seconds.
         wake: has the scheduler plan soon.
         unpause: resumes a task at the gateway whose waiting call is gone.
+        clocks: told when a task waits for the scheduler, and when no longer.
+        beliefs: told what is no longer at an engine.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class RouterEvents:
         now: Callable[[], float],
         wake: Callable[[], None],
         unpause: Callable[[ShellTask], None],
+        clocks: EpisodeClocks,
+        beliefs: Beliefs,
     ) -> None:
         self._scheduler = scheduler
         self._router = router
@@ -58,6 +64,8 @@ class RouterEvents:
         self._now = now
         self._wake = wake
         self._unpause = unpause
+        self._clocks = clocks
+        self._beliefs = beliefs
 
     def handlers(self) -> dict[str, Callable[[Any], None]]:
         """By name of event."""
@@ -76,6 +84,8 @@ class RouterEvents:
             self._router.refuse(event["call"], "session_closed", "the task is over")
             return
         task.call = event["call"]
+        task.need_tokens = event["prompt_tokens"] + event["max_new_tokens"]
+        self._clocks.stand(task.session)
         with self._figures.measured():
             if self._scheduler.phase(task.session) in (*_WITH_CALL, Phase.REFUSED):
                 self._scheduler.on_abort(task.session, self._now())
@@ -84,6 +94,8 @@ class RouterEvents:
 
     def _on_turn(self, event: Mapping[str, Any]) -> None:
         self._figures.add_turn(event["footprint"])
+        if event["session"] in self._tasks:
+            self._beliefs.answered(event["session"], event["call"], event)
         self._end(event, event["footprint"]["context_tokens"])
 
     def _on_passed(self, event: Mapping[str, Any]) -> None:
@@ -91,6 +103,7 @@ class RouterEvents:
 
     def _end(self, event: Mapping[str, Any], context_tokens: int) -> None:
         self._in_flight.end(event["call"])
+        self._beliefs.ended(event["call"])
         if event["session"] in self._tasks:
             with self._figures.measured():
                 self._scheduler.on_turn(event["session"], context_tokens, self._now())
@@ -115,13 +128,17 @@ class RouterEvents:
 
     def _on_call_over(self, event: Mapping[str, Any]) -> None:
         self._in_flight.end(event["call"])
+        self._beliefs.ended(event["call"])
         task = self._tasks.get(event["session"])
         if task is None:
             return
         waited = task.call == event["call"]
         task.call = None if waited else task.call
         phase = self._scheduler.phase(task.session)
-        if event.get("retrying") or phase not in _WITH_CALL:
+        if event.get("retrying"):
+            return
+        self._clocks.go(task.session)
+        if phase not in _WITH_CALL:
             return
         with self._figures.measured():
             # A report's event says with what context its loop goes on, granted or not.

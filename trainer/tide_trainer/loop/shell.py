@@ -18,22 +18,25 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import replace
-from typing import Any
 
 from tide_sdk.client import GatewayClient
 from tide_trainer.errors import RunFailed
 from tide_trainer.loop.background import BackgroundTasks
+from tide_trainer.loop.beliefs import Beliefs
+from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
 from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.pump import Pump
 from tide_trainer.loop.rank_versions import RankVersions
 from tide_trainer.loop.recorder import TrajectoryRecorder
 from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
+from tide_trainer.loop.task_play import TaskPlay
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Refuse, Resume, SchedulerView
+from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
@@ -46,6 +49,7 @@ class SchedulerShell:
     Attributes:
         versions: the model version that each rollout rank serves.
         failed: gets the error that ends the run.
+        beliefs: what should be at the engines now.
 
     Args:
         scheduler: the pure scheduler; only this object calls it.
@@ -71,20 +75,20 @@ class SchedulerShell:
     ) -> None:
         self._scheduler = scheduler
         self._router = router
-        self._workers = workers
         self._control = GatewayControl(gateway)
         self._settings = settings
-        self._run = run
         self._now = now
         self._tasks: dict[str, ShellTask] = {}
         self._in_flight = CallsInFlight()
         self.versions = RankVersions(self._tasks)
         self._background = BackgroundTasks(self._fail)
         self._recorder = recorder
-        self._woken = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._pump = Pump(self._plan, now, self._fail)
+        self._wake = self._pump.wake
         self._figures = ShellFigures()
         self._idle = IdleTime(now())
+        self._clocks = EpisodeClocks(now)
+        self.beliefs = Beliefs(now)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         events = RouterEvents(
             scheduler,
@@ -95,9 +99,11 @@ class SchedulerShell:
             now,
             self._wake,
             self._unpause,
+            self._clocks,
+            self.beliefs,
         )
         router.handle(**recorder.tapped(**events.handlers()))
-        workers.handle(started=self._on_started)
+        self._player = TaskPlay(router, workers, settings, run)
 
     async def run(
         self,
@@ -120,16 +126,21 @@ class SchedulerShell:
             task, task.sampling(self._settings.rollout)["temperature"], task.label_version(self.versions.newest)
         )
         self._scheduler.submit(task.entry(self._settings))
+        self._clocks.begin(session, group, prompt.environment)
         self._wake()
+        completed = False
         try:
             trajectory = await task.result
-            self._scheduler.on_end(session, self._now(), completed=trajectory.reward is not None)
+            completed = trajectory.reward is not None
+            self._scheduler.on_end(session, self._now(), completed=completed)
             return trajectory
         except asyncio.CancelledError:
             self._scheduler.withdraw(session)
             raise
         finally:
             del self._tasks[session]
+            self._clocks.end(session, completed=completed)
+            self.beliefs.released(session)
             self._recorder.end(session, task.result, task.label_version(self.versions.newest))
             self._idle.note(not self._tasks, self._now())
             if task.playing is not None:
@@ -139,8 +150,9 @@ class SchedulerShell:
     def add_rank(self, info: EngineInfo) -> None:
         """A rollout rank, known to the router already, serves from now on."""
         budget_tokens = self._settings.scheduler.budget_tokens(info.kv_tokens)
-        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, info.version)
+        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, info.version, info.kv_tokens)
         self.versions.add(info.rank, info.version)
+        self.beliefs.add_rank(info.rank, info.block_tokens)
         self._wake()
 
     def quarantine(self, rank: RankId, reason: str) -> None:
@@ -148,6 +160,7 @@ class SchedulerShell:
         _LOG.error("rollout rank %s leaves the scheduler: %s", rank, reason)
         self._scheduler.remove_rank(rank)
         self.versions.remove(rank)
+        self.beliefs.drop_rank(rank)
         self._background.spawn(self._router.drop_rank(rank))
         self._wake()
 
@@ -165,6 +178,17 @@ class SchedulerShell:
         """Returns when no granted call is in flight on `ranks` (None: on any)."""
         await self._in_flight.drained(ranks)
 
+    def on_engine_usage(self, rank: RankId, used_tokens: int) -> None:
+        """The engine's own measurement of the KV tokens that requests hold there."""
+        with self._figures.measured():
+            self._scheduler.on_engine_usage(rank, used_tokens, self._now())
+        self._wake()
+
+    def set_environment_capacity(self, environment: str, limit: int | None, reserved_eval: int) -> None:
+        """What the gateway can hold of an environment's tasks for this run, of which some are for evaluation only."""
+        self._scheduler.set_environment_capacity(environment, limit, reserved_eval)
+        self._wake()
+
     def busy_ranks(self) -> frozenset[RankId]:
         """The ranks that have a call in flight."""
         return self._in_flight.ranks()
@@ -177,6 +201,14 @@ class SchedulerShell:
     def oldest_s(self) -> float | None:
         """Unix time at which the oldest attempt was begun that is not over; None without one."""
         return min((task.began_s for task in self._tasks.values()), default=None)
+
+    def paused_s(self, group: str) -> float:
+        """Seconds that the group's live members have been paused, held or queued; see `EpisodeClocks.paused_s`."""
+        return self._clocks.paused_s(group)
+
+    def episode_s(self, environment: str) -> float | None:
+        """Mean seconds of the environment's completed episodes without their pauses; None before the first."""
+        return self._clocks.episode_s(environment)
 
     def view(self) -> SchedulerView:
         """The scheduler's counters."""
@@ -195,33 +227,17 @@ class SchedulerShell:
 
     async def close(self) -> None:
         """Cancels what the shell has in flight; the tasks' own coroutines are their callers' to cancel."""
-        self._set_timer(None)
+        self._pump.stop()
         await self._background.close()
 
-    def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            asyncio.get_running_loop().call_soon(self._pump)
-
-    def _pump(self) -> None:
-        self._woken = False
-        try:
-            now_s = self._now()
-            with self._figures.measured():
-                decisions = self._scheduler.plan(now_s)
-            self._recorder.decided(decisions, now_s)
-            for decision in decisions:
-                self._carry_out(decision)
-            self._set_timer(self._scheduler.next_wake_s())
-        except Exception as error:  # noqa: BLE001 - the boundary: the run ends with it
-            self._fail(error)
-
-    def _set_timer(self, wake_s: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if wake_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.01, wake_s - self._now()), self._wake)
+    def _plan(self) -> float | None:
+        now_s = self._now()
+        with self._figures.measured():
+            decisions = self._scheduler.plan(now_s)
+        self._recorder.decided(decisions, now_s)
+        for decision in decisions:
+            self._carry_out(decision)
+        return self._scheduler.next_wake_s()
 
     def _carry_out(self, decision: Decision) -> None:
         task = self._tasks.get(decision.task)
@@ -230,10 +246,12 @@ class SchedulerShell:
         _LOG.debug("%s", decision)
         match decision:
             case Admit():
+                self._clocks.go(task.session)
                 task.playing = self._background.spawn(self._play(task))
             case Grant():
                 self._grant(task, task.call, decision)
             case Pause():
+                self.beliefs.released(task.session)
                 self._background.spawn(self._control.pause(task))
             case Resume():
                 if task.call is not None:
@@ -248,6 +266,8 @@ class SchedulerShell:
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
         task.call, task.rank = None, grant.rank
+        self._clocks.go(task.session)
+        self.beliefs.granted(call, task.session, grant.rank, task.need_tokens)
         self._in_flight.begin(call, grant.rank)
         self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
 
@@ -255,20 +275,22 @@ class SchedulerShell:
         _LOG.warning("task %s is refused: %s", task.session, reason)
         if task.call is not None:
             call, task.call = task.call, None
+            self._clocks.go(task.session)
             self._router.refuse(call, "context_length_exceeded", reason)
         elif not task.result.done():
             task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
 
     async def _play(self, task: ShellTask) -> None:
-        sampling = task.sampling(self._settings.rollout)
-        spec = task.spec(self._run, self._settings.agent.task_timeout_s)
-        await self._router.open(task.session, task.api_key, sampling, self._settings.rollout.max_context_tokens)
-        try:
-            done = await self._workers.run(task.session, spec, task.api_key, self._router.url)
-        finally:
-            captured = await self._router.close(task.session)
-        if not task.result.done():
-            task.result.set_result(to_trajectory(task, captured, done))
+        played = await self._player.play(task)
+        if task.result.done():
+            return
+        if played.retry_after_s is None:
+            task.result.set_result(to_trajectory(task, played.captured, played.done))
+        elif self._scheduler.phase(task.session) is Phase.ADMITTED:
+            self._figures.num_requeues += 1
+            self._clocks.stand(task.session)
+            self._scheduler.requeue(task.session, self._now() + played.retry_after_s)
+            self._wake()
 
     def _unpause(self, task: ShellTask) -> None:
         self._background.spawn(self._control.resume(task))
@@ -276,11 +298,6 @@ class SchedulerShell:
     async def _resume(self, task: ShellTask, call: str | None, grant: Resume) -> None:
         await self._control.resume(task)
         self._grant(task, call, grant)
-
-    def _on_started(self, event: Mapping[str, Any]) -> None:
-        task = self._tasks.get(event["session"])
-        if task is not None and not task.task_id.done():
-            task.task_id.set_result(event["task_id"])
 
     def fail(self, error: RunFailed) -> None:
         """Ends the run: who awaits `failed` gets the error; the first one counts."""

@@ -31,6 +31,7 @@ class ShellTask:
         call: the agent's call that waits for a grant, None without one.
         version: the model version that all of it must be sampled at; None: the versions as they come.
         rank: of its last granted call.
+        need_tokens: the longest that the latest call can get.
         task_id: its id at the gateway, once started.
         epoch: the last epoch sent to the gateway.
         control: keeps its `/pause` and `/resume` calls in order.
@@ -49,6 +50,7 @@ class ShellTask:
     version: int | None = None
     rank: RankId | None = None
     call: str | None = None
+    need_tokens: int = 0
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
     result: asyncio.Future[Trajectory] = field(default_factory=_future)
@@ -91,6 +93,8 @@ class ShellTask:
             "split": self.prompt.split,
             "kind": self.kind,
             "deadline_s": deadline_s,
+            # The scheduler has the queue: a gateway without a place must not block a worker.
+            "waits_for_place": False,
         }
 
 
@@ -102,6 +106,9 @@ class ShellFigures:
         idle_s: seconds in which no task was there to run: rollout waited at the staleness bound.
         num_failed_controls: `/pause` and `/resume` calls that failed for good.
         scheduler_cpu_s: CPU seconds in the pure scheduler.
+        num_requeues: tasks put back into the queue, because the gateway had no place.
+        num_aborts: calls that were taken back from their engine.
+        dropped_tokens: what these had sampled by then; nobody ever saw it.
     """
 
     num_turns: int = 0
@@ -113,6 +120,9 @@ class ShellFigures:
     num_resumes: int = 0
     num_failed_controls: int = 0
     scheduler_cpu_s: float = 0.0
+    num_requeues: int = 0
+    num_aborts: int = 0
+    dropped_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
