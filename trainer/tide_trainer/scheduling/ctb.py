@@ -39,9 +39,10 @@ _STARTED = tuple(phase for phase in Phase if phase is not Phase.QUEUED)
 class TaskScheduler:
     """Admits, pauses and resumes tasks so that what is resident on each rank stays useful.
 
-    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision plus O(ranks + environments) while
-    tasks are queued, and O(ranks) for each rank that has room while tasks are paused elsewhere. Not thread-safe. An
-    event that raises has changed nothing. Times are any monotonic clock's seconds.
+    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision and per rank that an event touched,
+    plus O(environments x task types) while tasks are queued. What touches a rank as such (a weight update, a rank that
+    comes or goes) is O(tasks). Not thread-safe. An event that raises has changed nothing. Times are any monotonic
+    clock's seconds.
     """
 
     def __init__(self, settings: CtbSettings) -> None:
@@ -250,6 +251,8 @@ class TaskScheduler:
         for rank in ranks:
             self._watermark.relieve(rank)
             (self._serving.serve if rank.gate_open else self._serving.hold_back)(rank, now_s)
+        for rank in ranks:
+            state.index.refresh(rank)
         for rank in ranks:
             self._serving.pull(rank, now_s)
         self._admission.admit(now_s)

@@ -91,3 +91,4 @@ class Gates:
             self._lifecycle.move(task)
         self.refuse_lost(state.anchored.values())
         self._admission.drop_empty_lanes()
+        state.index.drop_versions({rank.version for rank in state.ranks.values()})

@@ -29,7 +29,9 @@ class Lifecycle:
         if known is None:
             live, projected = TokenLedger(block_tokens), TokenLedger(block_tokens)
             kv = int(budget_tokens / state.settings.budget_fraction) if kv_tokens is None else kv_tokens
-            state.ranks[rank] = RankState(rank, budget_tokens, live, projected, kv, version, state.gate_open)
+            state.ranks[rank] = RankState(
+                rank, next(state.sequence), budget_tokens, live, projected, kv, version, state.gate_open
+            )
             moving = list(state.homeless.values())
         else:
             known.budget_tokens = budget_tokens
@@ -43,6 +45,7 @@ class Lifecycle:
         """Takes a rank out; calls that wait go to another rank, the other tasks are placed at their next call."""
         state = self._state
         gone = state.ranks.pop(rank)
+        gone.stamp += 1
         tasks = list(gone.tasks.values())
         for task in tasks:
             if task.phase in (Phase.PAUSED, Phase.HELD):
@@ -214,10 +217,8 @@ class Lifecycle:
                 if subject.rank is not None:
                     subject.rank.num_starved += 1
                     state.push(subject)
-            elif subject.rank is not None and len(state.ranks) > 1:
+            elif subject.rank is not None and (room := state.index.roomiest(subject.rank.version)) is not None:
                 # The waiting task may go elsewhere now: the rank with the most room looks whether it fits.
-                same = (rank for rank in state.ranks.values() if rank.version == subject.rank.version)
-                room = max(same, key=lambda rank: (rank.gate_open, rank.budget_tokens - rank.live.usage_tokens))
                 state.dirty[room.rank] = None
 
     def _stop(self, task: TaskState) -> None:

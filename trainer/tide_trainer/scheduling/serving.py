@@ -104,7 +104,7 @@ class Serving:
             heapq.heappush(rank.heap, entry)
 
     def pull(self, rank: RankState, now_s: float) -> None:
-        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most. O(ranks).
+        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most.
 
         Only of those with its version: what waits for another one is anchored to that.
         """
@@ -117,8 +117,10 @@ class Serving:
             or state.phases[Phase.PAUSED] == 0
         ):
             return
-        same = (other for other in state.ranks.values() if other.version == rank.version)
-        donor = max(same, key=lambda other: len(other.waiting))
+        donor = state.index.busiest(rank.version)
+        if donor is None or rank.live.usage_tokens >= rank.budget_tokens:
+            return
+        num_tasks = len(rank.tasks)
         kept: list[HeapEntry] = []
         while len(kept) <= state.settings.max_bypass and (task := donor.peek()) is not None:
             entry = heapq.heappop(donor.heap)
@@ -131,6 +133,9 @@ class Serving:
                 kept.append(entry)
         for entry in kept:
             heapq.heappush(donor.heap, entry)
+        if len(rank.tasks) > num_tasks:
+            state.index.refresh(donor)
+            state.index.refresh(rank)
 
     def pause(self, task: TaskState, now_s: float, reason: str) -> None:
         """Files a held call with those that wait."""

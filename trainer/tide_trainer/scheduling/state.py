@@ -11,6 +11,7 @@ from tide_trainer.scheduling.budget import TokenLedger
 from tide_trainer.scheduling.growth import GrowthPredictor
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
 from tide_trainer.scheduling.priority import Key, waiting_key
+from tide_trainer.scheduling.rank_index import RankIndex
 from tide_trainer.scheduling.settings import CtbSettings
 from tide_trainer.types import RankId
 
@@ -58,6 +59,7 @@ class RankState:
     """A rollout rank: its budget, the model version it serves, what its tasks hold, and the calls that wait for it."""
 
     rank: RankId
+    seq: int
     budget_tokens: int
     live: TokenLedger
     projected: TokenLedger
@@ -69,6 +71,7 @@ class RankState:
     overloaded: bool = False
     aborting: set[str] = field(default_factory=set[str])
     aborted_at_s: float = float("-inf")
+    stamp: int = 0
     tasks: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
     fresh: list[TaskState] = field(default_factory=list["TaskState"])
     waiting: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
@@ -76,6 +79,7 @@ class RankState:
     num_waiting_eval: int = 0
     num_starved: int = 0
     heap: list[HeapEntry] = field(default_factory=list["HeapEntry"])
+    orders: list[tuple[int, int, TaskState]] = field(default_factory=list[tuple[int, int, "TaskState"]])
 
     def num_active(self) -> int:
         """Tasks here that are neither paused nor held."""
@@ -84,6 +88,15 @@ class RankState:
     def num_generating(self) -> int:
         """Tasks whose call is at the engine. O(tasks)."""
         return sum(task.phase is Phase.GENERATING for task in self.tasks.values())
+
+    def earliest_order(self) -> int | None:
+        """The smallest `order_key` of the waiting tasks."""
+        while self.orders:
+            order_key, _, task = self.orders[0]
+            if self.waiting.get(task.entry.task) is task:
+                return order_key
+            heapq.heappop(self.orders)
+        return None
 
     def peek(self) -> TaskState | None:
         """The waiting task of the highest priority."""
@@ -145,6 +158,7 @@ class SchedulerState:
         self.ranks: dict[RankId, RankState] = {}
         self.homeless: dict[str, TaskState] = {}
         self.dirty: dict[RankId, None] = {}
+        self.index = RankIndex(settings)
         self.admission_dirty = True
         # For ranks that are still to come; each of those that are here has its own gate.
         self.gate_open = True
@@ -246,6 +260,11 @@ class SchedulerState:
         rank.waiting_tokens += task.need_tokens
         rank.num_waiting_eval += task.is_eval
         rank.num_starved += task.starved
+        if len(rank.orders) > 2 * len(rank.waiting) + 64:
+            rank.orders = [(other.entry.order_key, other.seq, other) for other in rank.waiting.values()]
+            heapq.heapify(rank.orders)
+        else:
+            heapq.heappush(rank.orders, (task.entry.order_key, task.seq, task))
         self.push(task)
 
     def stop_waiting(self, task: TaskState) -> None:
@@ -279,6 +298,7 @@ class SchedulerState:
             is_eval=task.is_eval,
             completion=min(1.0, group.num_finished / group.num_siblings),
             active=active,
+            order_key=task.entry.order_key,
             context_tokens=task.prompt_tokens,
             starved_since_s=task.waiting_since_s if task.starved else None,
         )
