@@ -66,15 +66,18 @@ class TrainLoop:
         parts: the wired objects.
         settings: the whole configuration.
         now: a monotonic clock in seconds.
+        version: the model version that the ranks begin with; above 0 where a run goes on.
     """
 
-    def __init__(self, parts: Parts, settings: TrainerSettings, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, parts: Parts, settings: TrainerSettings, now: Callable[[], float] = time.monotonic, version: int = 0
+    ) -> None:
         self._parts = parts
         self._settings = settings
         self._now = now
         self._started_s = now()
         self._running: list[RunningEvaluation] = []
-        self.version = 0
+        self.version = version
         self.success: float | None = None
         self._cpu_s: dict[str, float] = {}
 
@@ -82,8 +85,12 @@ class TrainLoop:
         """Runs to the end; returns why it ended: max_train_steps, max_time_s or target_success."""
         settings = self._settings
         self._cpu_s = await asyncio.to_thread(self._parts.cpu_s)
-        self._evaluate(greedy=settings.evaluation.greedy != "never")
-        self._parts.rollout.open()
+        if self.version == 0:
+            self._evaluate(greedy=settings.evaluation.greedy != "never")
+        elif self._is_due():  # its measurement may have been lost with the former life
+            self._evaluate(greedy=settings.evaluation.greedy == "always")
+        if self.version < settings.run.max_train_steps:
+            self._parts.rollout.open()
         reason = "max_train_steps"
         while self.version < settings.run.max_train_steps:
             await self._train_step()
@@ -131,14 +138,17 @@ class TrainLoop:
         record |= {"mode": mode.mode, "roles": {str(rank): role.value for rank, role in plan.roles.items()}}
         await parts.repository.add_train_step([group.uid for group in groups], buffer_version, record, time.time())
         parts.record("train_step", **record)
-        every = self._settings.evaluation.every_train_steps
-        if every and self.version % every == 0 and self.version < self._settings.run.max_train_steps:
+        if self._is_due():
             self._evaluate(greedy=self._settings.evaluation.greedy == "always")
         if parts.prune_images is not None:
             await parts.prune_images()
         checkpoint_every = self._settings.train.checkpoint_every
         if checkpoint_every and self.version % checkpoint_every == 0:
             await parts.save(self.version)
+
+    def _is_due(self) -> bool:
+        every = self._settings.evaluation.every_train_steps
+        return bool(every) and self.version % every == 0 and self.version < self._settings.run.max_train_steps
 
     def _evaluate(self, *, greedy: bool) -> None:
         """Starts the measurement of the present version; it is collected before the next sync."""
