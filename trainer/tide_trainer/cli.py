@@ -41,7 +41,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text in (("run", "train an agent"), ("sft", "only the warm start, saved as a checkpoint")):
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("config", help="TOML file, for example examples/quickstart.toml")
+        command.add_argument(
+            "config", nargs="?" if name == "run" else None, help="TOML file, for example examples/quickstart.toml"
+        )
+        if name == "run":
+            command.add_argument(
+                "--resume",
+                metavar="RUN",
+                help="instead of CONFIG: go on with a run from its newest checkpoint; its folder, or its name in runs",
+            )
         command.add_argument("--set", action="append", default=[], metavar="a.b=VALUE", help="override a setting")
         command.add_argument(
             "--dry-run", action="store_true", help="check everything, start nothing, print the settings"
@@ -115,6 +123,10 @@ def _settings(arguments: argparse.Namespace) -> TrainerSettings:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.resume is not None:
+        return _resume(arguments)
+    if arguments.config is None:
+        raise ConfigurationError("CONFIG", "is missing; give a TOML file, or --resume RUN")
     return _start(arguments, only_warm_start=False)
 
 
@@ -136,6 +148,22 @@ def _start(arguments: argparse.Namespace, *, only_warm_start: bool) -> int:
         print(f"{arguments.config} is right; nothing was started (--dry-run)", file=sys.stderr)
         return 0
     return asyncio.run(_until_signal(run.run(settings, only_warm_start=only_warm_start)))
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from tide_trainer import preflight, run
+    from tide_trainer.run_directory import run_to_resume
+
+    if arguments.config is not None:
+        raise ConfigurationError("CONFIG", "goes not with --resume, which takes the run's own; change it with --set")
+    directory = run_to_resume(arguments.resume)
+    arguments.config = directory.config
+    settings = _settings(arguments)
+    preflight.check(settings)
+    if arguments.dry_run:
+        print(f"{directory.path} can go on; nothing was started (--dry-run)", file=sys.stderr)
+        return 0
+    return asyncio.run(_until_signal(run.run(settings, resumed=directory)))
 
 
 async def _until_signal(running: object) -> int:

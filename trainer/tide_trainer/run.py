@@ -18,11 +18,12 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from tide_trainer.errors import ConfigurationError, RunFailed, TrainerError
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.persistence.migrate import async_url, migrate_database
-from tide_trainer.persistence.repository import RunRepository
+from tide_trainer.persistence.repository import ENDED_FIRST, RunRepository
 from tide_trainer.report.html import write_report
-from tide_trainer.report.metrics import MetricsLog
+from tide_trainer.report.metrics import MetricsLog, rewind_metrics
 from tide_trainer.report.turn_cpu import turn_cpu
 from tide_trainer.report.view import LiveView
+from tide_trainer.resume import Life, Resumption, resume
 from tide_trainer.run_directory import RunDirectory, new_run_directory
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.usage import Usage
@@ -30,27 +31,48 @@ from tide_trainer.wired import Wired
 from tide_trainer.wiring import wired
 
 _LOG = logging.getLogger(__name__)
+_FORMER_LIFE_S = 20.0
+"""How long a run that goes on waits for what is left of its former life to end."""
 
 
-async def run(settings: TrainerSettings, *, only_warm_start: bool = False) -> int:
+async def run(settings: TrainerSettings, *, only_warm_start: bool = False, resumed: RunDirectory | None = None) -> int:
     """Runs a checked configuration; returns the exit code.
 
     Cancelling it ends the run in order within 15 s: tasks are ended, processes stopped, prompts accounted for, the
     report written.
+
+    Args:
+        settings: the whole configuration.
+        only_warm_start: ends after the warm start.
+        resumed: the folder of a run that goes on; None begins a new one.
     """
-    directory = new_run_directory(settings.run)
+    directory = resumed or new_run_directory(settings.run)
+    with directory.held(_FORMER_LIFE_S if resumed else 0.0) as lock:
+        return await _in_folder(settings, directory, lock, only_warm_start=only_warm_start, resumed=resumed is not None)
+
+
+async def _in_folder(
+    settings: TrainerSettings, directory: RunDirectory, lock: int, *, only_warm_start: bool, resumed: bool
+) -> int:
     config = plain(settings)
+    url = settings.run.database_url or directory.database_url("trainer")
     try:
-        directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
         log_to(directory)
+        if not resumed:
+            directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
     except OSError as error:
         raise RunFailed(f"{directory.path}: cannot be written ({error.strerror}); free or fix the folder") from error
-    url = settings.run.database_url or directory.database_url("trainer")
     await asyncio.to_thread(migrate_database, url)
     repository = RunRepository(async_url(url), directory.name, directory.payloads)
     try:
-        await _open_run(repository, settings, config)
-        return await _Run(settings, directory, repository, config).play(only_warm_start=only_warm_start)
+        resumption = None
+        if resumed:
+            resumption = await resume(settings, directory, repository)
+            directory.config.write_text(tomli_w.dumps(config), encoding="utf-8")
+        else:
+            await _open_run(repository, settings, config)
+        life = _Run(settings, directory, repository, config, resumption, lock)
+        return await life.play(only_warm_start=only_warm_start)
     finally:
         await repository.close()
 
@@ -81,12 +103,21 @@ def plain(settings: TrainerSettings) -> dict[str, Any]:
 
 class _Run:
     def __init__(
-        self, settings: TrainerSettings, directory: RunDirectory, repository: RunRepository, config: Mapping[str, Any]
+        self,
+        settings: TrainerSettings,
+        directory: RunDirectory,
+        repository: RunRepository,
+        config: Mapping[str, Any],
+        resumption: Resumption | None,
+        lock: int,
     ) -> None:
         self._settings = settings
         self._directory = directory
         self._repository = repository
-        self._log = MetricsLog(directory.metrics)
+        self._resumption = resumption
+        self._lock = lock
+        elapsed_s = rewind_metrics(directory.metrics, resumption.version, resumption.number) if resumption else 0.0
+        self._log = MetricsLog(directory.metrics, elapsed_s=elapsed_s)
         self._view = LiveView(
             Console(),
             name=directory.name,
@@ -95,12 +126,16 @@ class _Run:
             target=settings.run.target_success,
         )
         self._samples: list[dict[str, Any]] = []
+        if resumption is not None and directory.samples.is_file():
+            self._samples = json.loads(directory.samples.read_text(encoding="utf-8"))
         self._wired: Wired | None = None
         self._usage: Usage | None = None
         self._started_s = time.monotonic()
         self._record(
             "run", name=directory.name, config=config, started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         )
+        if resumption is not None:
+            self._record("resume", **resumption.told())
 
     async def play(self, *, only_warm_start: bool) -> int:
         status, reason, code = "failed", "", 1
@@ -127,7 +162,10 @@ class _Run:
         return code
 
     async def _body(self, only_warm_start: bool) -> str:
-        async with wired(self._settings, self._directory, self._repository, self._record, self._keep_samples) as parts:
+        life = Life(self._lock, self._resumption)
+        async with wired(
+            self._settings, self._directory, self._repository, self._record, self._keep_samples, life=life
+        ) as parts:
             self._wired = parts
             progress = asyncio.create_task(self._progress(parts))
             try:
@@ -149,7 +187,7 @@ class _Run:
         """
 
         async def account() -> None:
-            await self._repository.drop_unfinished("the run ended first")
+            await self._repository.drop_unfinished(ENDED_FIRST)
             await self._repository.close_run(status, time.time())
 
         async def last_record() -> None:

@@ -1,7 +1,11 @@
-"""The folder of one run: `runs/NAME/`, never one that an earlier run has used."""
+"""The folder of one run: `runs/NAME/`, never one that an earlier run has used, unless that run is to go on."""
 
 from __future__ import annotations
 
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +75,44 @@ class RunDirectory:
     def database_url(self, name: str) -> str:
         """URL of a SQLite file in the folder."""
         return f"sqlite:///{self.path / f'{name}.sqlite3'}"
+
+    @contextmanager
+    def held(self, patience_s: float = 0.0) -> Iterator[int]:
+        """Keeps other processes from the folder; yields the lock's file descriptor.
+
+        Who inherits the descriptor keeps the lock too: `cluster/guard.py` does, until nothing of the run is left.
+
+        Args:
+            patience_s: how long to wait for a former life of the run to end.
+
+        Raises:
+            ConfigurationError: another process works in the folder.
+        """
+        end_s = time.monotonic() + patience_s
+        with open(self.path / "run.lock", "ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() >= end_s:
+                        fix = f"{self.path} is in use: the run is alive; stop it first (SIGINT), or wait for it"
+                        raise ConfigurationError("--resume", fix) from None
+                    time.sleep(0.1)
+                else:
+                    break
+            yield file.fileno()
+
+
+def run_to_resume(name: str) -> RunDirectory:
+    """The folder of a run: given as a path, or by its name under `runs/`.
+
+    Raises:
+        ConfigurationError: there is no run in it.
+    """
+    for path in (Path(name), Path(RunSettings().directory) / name):
+        if (path / "config.toml").is_file():
+            return RunDirectory(path.absolute().name, path.absolute())
+    raise ConfigurationError("--resume", f"{name!r} is no run's folder, nor a name under runs/; give runs/NAME")
 
 
 def new_run_directory(settings: RunSettings) -> RunDirectory:

@@ -104,8 +104,8 @@ class AlgorithmSettings(Settings):
     stuck_s: float = Field(
         default=60,
         ge=0,
-        description="unpaused seconds that a train step waits for a group once its buffer is full of groups in flight and "
-        "complete ones; then the group is aborted and its prompt sampled again later; 0: waits on",
+        description="unpaused seconds that a train step waits for a group once its buffer is full of complete groups "
+        "and such in flight; then the group is aborted and its prompt sampled again later; 0: waits on",
     )
     stuck_episodes: float = Field(
         default=3, ge=0, description="the same in measured episodes of the environment; the longer of the two counts"

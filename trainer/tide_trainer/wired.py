@@ -20,6 +20,7 @@ from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.image_pruning import ImagePruning
 from tide_trainer.loop.parity import parity_image
 from tide_trainer.loop.ports import RouterPort, WorkerPool
+from tide_trainer.loop.progress import progress
 from tide_trainer.loop.prompts import PromptSource
 from tide_trainer.loop.recorder import recorder_of
 from tide_trainer.loop.rollout import Rollout, TaskRunner
@@ -30,6 +31,7 @@ from tide_trainer.loop.warm_start import WarmStart, record_demonstrations
 from tide_trainer.model_files import vocab_size
 from tide_trainer.persistence.repository import RunRepository
 from tide_trainer.protocols import TrainingBackend
+from tide_trainer.resume import Resumption
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.router.supervised import supervised_sequences
 from tide_trainer.run_directory import RunDirectory
@@ -66,6 +68,7 @@ class Wired:
         router: RouterPort,
         workers: WorkerPool,
         demonstrators: WorkerPool,
+        resumption: Resumption | None = None,
     ) -> None:
         self._settings = settings
         self._directory = directory
@@ -80,6 +83,7 @@ class Wired:
         self._router = router
         self._workers = workers
         self._demonstrators = demonstrators
+        self._resumption = resumption
         self._renderer = Renderer(model)
         # A gateway may outlive many runs of one name: their keys must not meet there.
         self._key = f"{directory.name}.{secrets.token_hex(4)}"
@@ -92,9 +96,10 @@ class Wired:
         self._sync = WeightSync(
             backend, engines, self._shell, self._quarantine, settings.rollout, vocab_size(model), seed, image
         )
-        self._rollout = Rollout(
-            self._shell, PromptSource(settings.tasks), repository, settings.algorithm, settings.agent
-        )
+        source = PromptSource(settings.tasks)
+        if resumption is not None:
+            source = PromptSource(settings.tasks, resumption.position, resumption.again)
+        self._rollout = Rollout(self._shell, source, repository, settings.algorithm, settings.agent)
         self._pruning = ImagePruning(
             ImageStore(directory.images),
             (self._shell.oldest_s, self._rollout.oldest_s),
@@ -147,7 +152,12 @@ class Wired:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _phases(self, only_warm_start: bool) -> str:
-        warm = self._settings.warm_start.enabled
+        gone_on = self._resumption
+        # Until the warm start's result was saved as version 0 there is nothing to go on with.
+        warm = self._settings.warm_start.enabled and (gone_on is None or gone_on.checkpoint is None)
+        if gone_on is not None and gone_on.former_key:
+            await self._heartbeats.end_former(f"{gone_on.former_key}/")
+        await self._repository.set_task_key(self._key)
         sequences = []
         if warm:
             self._record("phase", phase="recording demonstrations")
@@ -157,12 +167,18 @@ class Wired:
             sequences = supervised_sequences(self._renderer, conversations)
             self._record("phase", phase="booting")
         await self._engines_ready()
-        await self._repository.set_roles(plan_roles(self._roles()).roles, 0)
+        if gone_on is not None:
+            self._rollout.restore(gone_on.buffers, gone_on.draws, gone_on.groups)
+        version = self._rollout.trainer_version
+        await self._repository.set_roles(plan_roles(self._roles()).roles, version)
+        if gone_on is not None and gone_on.checkpoint is not None:
+            self._record("phase", phase="going on")
+            await self._sync.to_version(version)
         if warm:
             self._record("phase", phase="warm start")
             await WarmStart(self._backend, self._sync, self._shell, self._settings, self._record).run(sequences)
-        if only_warm_start:
             await self._save(0)
+        if only_warm_start:
             return "warm start done"
         self._record("phase", phase="training")
         self._loop = TrainLoop(
@@ -172,6 +188,7 @@ class Wired:
                 self._placeholder_id, self._pruning.prune,
             ),
             self._settings,
+            version=version,
         )  # fmt: skip
         return await self._loop.run()
 
@@ -246,35 +263,8 @@ class Wired:
 
     def progress(self) -> dict[str, Any]:
         """What the live view shows between records."""
-        view = self._shell.view()
         size = self._settings.algorithm.groups_per_batch
-        return {
-            "buffers": [
-                {
-                    "version": buffer.version,
-                    "state": buffer.state.value,
-                    "occupied": buffer.num_occupied,
-                    "reserved": buffer.num_reserved,
-                    "size": size,
-                }
-                for buffer in self._rollout.buffers()
-            ],
-            "ranks": [
-                {
-                    "rank": str(rank.rank),
-                    "role": "rollout",
-                    "version": self._shell.versions.of(rank.rank),
-                    "usage_tokens": rank.usage_tokens,
-                    "budget_tokens": rank.budget_tokens,
-                    "num_active": rank.num_tasks - rank.num_waiting,
-                    "num_paused": rank.num_waiting,
-                }
-                for rank in view.ranks
-            ],
-            "num_queued": view.num_queued,
-            "num_active": view.num_generating + view.num_acting + view.num_held,
-            "num_paused": view.num_paused,
-        }  # fmt: skip
+        return progress(self._rollout.buffers(), size, self._shell.view(), self._shell.versions.of)
 
     def usage(self) -> Usage:
         """CPU seconds and peak memory by part since the start; reads /proc, so call it off the event loop."""

@@ -31,6 +31,7 @@ from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.warm_start import FIRST_VERSION
 from tide_trainer.persistence.repository import RunRepository
+from tide_trainer.resume import Life
 from tide_trainer.run_directory import RunDirectory
 from tide_trainer.settings import TrainerSettings, gateway_token
 from tide_trainer.types import RankId
@@ -50,19 +51,23 @@ async def wired(
     keep_samples: Callable[[str, Evaluation], None],
     *,
     trains: bool = True,
+    life: Life | None = None,
 ) -> AsyncIterator[Wired]:
     """Boots everything, without `trains` no Actor ranks; waits for no engine. On exit ends all in order within 15 s."""
-    processes = LocalProcesses(directory.logs)
+    life = life or Life()
+    checkpoint = life.resumption.checkpoint if life.resumption else None
+    processes = LocalProcesses(directory.logs, guard_keeps=() if life.lock is None else (life.lock,))
     async with contextlib.AsyncExitStack() as stack:
         sockets = await _temporary(stack, processes, Path(tempfile.mkdtemp(prefix="tide-")))
         stack.push_async_callback(_shielded, lambda: processes.stop_all(_STOP_S))
         record("phase", phase="booting")
-        model = await _model_folder(settings, directory, processes)
+        model = await _model_folder(settings, directory, processes, made=life.resumption is not None)
         peers = _Peers()
         server = await serve_channel(sockets / "control.sock", peers.connected)
         stack.push_async_callback(server.close)
         booting = _Boot(settings, directory, processes, server, peers, model)
-        version = FIRST_VERSION if settings.warm_start.enabled else 0
+        # The engines hold the model folder's weights; a sync brings them to what the Actor ranks begin with.
+        version = FIRST_VERSION if settings.warm_start.enabled or checkpoint else 0
         engines = {
             rank: make_engine(settings, rank, model, version, processes, directory.path / "engines", directory.images)
             for rank in (RankId("rollout", index) for index in range(settings.rollout.num_ranks))
@@ -79,12 +84,12 @@ async def wired(
                 booting.workers(
                     "demonstrator", settings.warm_start.demonstrator, 1 if settings.warm_start.enabled else 0
                 ),
-                backend.start(),
+                backend.start(checkpoint),
             )
             await stack.enter_async_context(gateway)
             parts = Wired(
                 *(settings, directory, repository, record, keep_samples, processes, model),
-                *(backend, engines, engines_up, gateway, router, workers, demonstrators),
+                *(backend, engines, engines_up, gateway, router, workers, demonstrators, life.resumption),
             )
             stack.push_async_callback(_shielded, parts.close)
             failing.pop_all()
@@ -122,12 +127,17 @@ def _weights_folder(fallback: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="tide-weights-", dir=shared if os.access(shared, os.W_OK) else fallback))
 
 
-async def _model_folder(settings: TrainerSettings, directory: RunDirectory, processes: LocalProcesses) -> Path:
-    """The configured folder, or a tiny model made in a process of its own."""
+async def _model_folder(
+    settings: TrainerSettings, directory: RunDirectory, processes: LocalProcesses, *, made: bool
+) -> Path:
+    """The configured folder, or a tiny model made in a process of its own; `made` by an earlier life, it is taken."""
     model = settings.model
     if model.path:
         return Path(model.path)
     wanted = directory.path / "model.json"
+    if made and not wanted.exists() and (directory.model / "config.json").is_file():
+        return directory.model
+    await asyncio.to_thread(shutil.rmtree, directory.model, ignore_errors=True)
     shape = {
         "seed": settings.run.seed,
         "hidden": model.hidden_size,

@@ -94,6 +94,20 @@ def existing(directory: str) -> str:
     raise ConfigurationError("model.path", fix)
 
 
+def newest_whole(directory: str) -> tuple[str, int] | None:
+    """The newest checkpoint that is whole, with its model version: the folder's, or the one before it; None without.
+
+    Raises:
+        ConfigurationError: another release wrote it.
+    """
+    for folder in (directory, directory.rstrip("/") + _PREVIOUS):
+        if all((Path(folder) / name).is_file() for name in (WEIGHTS, *_OWN)):
+            place = saved_place(folder)
+            if place is not None:
+                return folder, int(place["version"])
+    return None
+
+
 def saved_place(directory: str) -> Mapping[str, Any] | None:
     """What `checkpoint` kept of the place in the run; None for a plain model folder.
 

@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,12 @@ class LocalProcesses:
 
     Args:
         log_dir: made if missing; one file per child name, appended to.
+        guard_keeps: file descriptors that the guard holds open until nothing of the children is left: locks.
     """
 
-    def __init__(self, log_dir: str | Path) -> None:
+    def __init__(self, log_dir: str | Path, *, guard_keeps: Sequence[int] = ()) -> None:
         self.log_dir = Path(log_dir)
+        self._guard_keeps = tuple(guard_keeps)
         self._children: dict[str, ChildProcess] = {}
         self._guard: asyncio.subprocess.Process | None = None
         self._guard_lock = asyncio.Lock()
@@ -246,6 +248,7 @@ class LocalProcesses:
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
+                    pass_fds=self._guard_keeps,
                 )  # fmt: skip
                 assert self._guard.stdin is not None
                 for child in self.children:

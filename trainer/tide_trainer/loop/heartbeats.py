@@ -17,6 +17,7 @@ _LOG = logging.getLogger(__name__)
 _PER_TIMEOUT = 4
 """Heartbeats within one timeout: three in a row may be lost."""
 _LAST_S = 2.0
+_FORMER_S = 1.0
 
 
 class Heartbeats:
@@ -53,11 +54,24 @@ class Heartbeats:
             _LOG.warning("%d tasks of the run are left at the gateway, which will end them", answer.owner_tasks)
             await self._send(self._timeout_s, _LAST_S)
 
+    async def end_former(self, prefix: str) -> None:
+        """Has the gateway end what an earlier life of the run left there: its promise now lasts for a second only."""
+        answer = await _beat(self._gateway, prefix, _FORMER_S, _LAST_S)
+        if answer is not None and answer.owner_tasks:
+            _LOG.info("the gateway ends the tasks that the run's earlier life left")
+
     async def _send(self, timeout_s: float | None, deadline_s: float) -> HeartbeatResponse | None:
-        try:
-            async with asyncio.timeout(deadline_s + 1.0):
-                return await self._gateway.heartbeat(self._prefix, timeout_s, deadline_s=deadline_s)
-        except (TideError, TransportError, TimeoutError) as error:
-            self.num_failed += 1
-            _LOG.warning("the gateway did not take a heartbeat (%d so far): %s", self.num_failed, error)
-            return None
+        answer = await _beat(self._gateway, self._prefix, timeout_s, deadline_s)
+        self.num_failed += answer is None
+        return answer
+
+
+async def _beat(
+    gateway: GatewayClient, prefix: str, timeout_s: float | None, deadline_s: float
+) -> HeartbeatResponse | None:
+    try:
+        async with asyncio.timeout(deadline_s + 1.0):
+            return await gateway.heartbeat(prefix, timeout_s, deadline_s=deadline_s)
+    except (TideError, TransportError, TimeoutError) as error:
+        _LOG.warning("the gateway did not take a heartbeat for %r: %s", prefix, error)
+        return None

@@ -42,7 +42,7 @@ class EpisodeFacts(Protocol):
     """What the Stuck limit needs to know of the tasks; the shell implements it."""
 
     def paused_s(self, group: str) -> float:
-        """Seconds for which the group's members have been paused so far; never falls while the group runs."""
+        """Seconds for which the group's live members have been paused so far, of the one that was paused longest."""
         ...
 
     def episode_s(self, environment: str) -> float | None:

@@ -67,9 +67,12 @@ class TrainLoop:
         parts: the wired objects.
         settings: the whole configuration.
         now: a monotonic clock in seconds.
+        version: the model version that the ranks begin with; above 0 where a run goes on.
     """
 
-    def __init__(self, parts: Parts, settings: TrainerSettings, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, parts: Parts, settings: TrainerSettings, now: Callable[[], float] = time.monotonic, version: int = 0
+    ) -> None:
         self._parts = parts
         self._settings = settings
         self._now = now
@@ -83,15 +86,17 @@ class TrainLoop:
             settings.evaluation,
             settings.agent.max_attempts,
         )
-        self.version = 0
+        self.version = version
         self._cpu_s: dict[str, float] = {}
 
     async def run(self) -> str:
         """Runs to the end; returns why it ended: max_train_steps, max_time_s or target_success."""
         settings = self._settings
         self._cpu_s = await asyncio.to_thread(self._parts.cpu_s)
-        self._evaluate("ends", "before")
-        self._parts.rollout.open()
+        if self.version == 0:
+            self._evaluate("ends", "before")
+        if not self._over():
+            self._parts.rollout.open()
         while not (reason := self._over()):
             # The version that the run ends with is measured once, by the final evaluation.
             every = settings.evaluation.every_train_steps

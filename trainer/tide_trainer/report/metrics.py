@@ -146,6 +146,43 @@ def read_metrics(path: str | Path) -> list[Record]:
     return records
 
 
+def rewind_metrics(path: str | Path, version: int, number: int) -> float:
+    """Takes out what a run that goes on from a model version does again, and the end that was none.
+
+    The file as it was stays beside it as `metrics.NUMBER.jsonl`.
+
+    Args:
+        path: the file; nothing happens where there is none.
+        version: train steps and evaluations of newer ones are taken out.
+        number: how often the run has gone on, this time included.
+
+    Returns:
+        Seconds that the run had taken by its last record.
+
+    Raises:
+        MetricsFailed: it cannot be read or written.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return 0.0
+    records = read_metrics(path)
+    kept = [one for one in records if not _is_rewound(one, version)]
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in kept), encoding="utf-8")
+        path.replace(path.with_name(f"{path.stem}.{number}{path.suffix}"))
+        part.replace(path)
+    except OSError as error:
+        raise MetricsFailed(f"{path}: cannot be written ({error.strerror}); free or fix the folder") from error
+    return max((float(one.get("time_s") or 0.0) for one in records), default=0.0)
+
+
+def _is_rewound(record: Record, version: int) -> bool:
+    if record["event"] in ("train_step", "evaluation"):
+        return int(record.get("model_version") or 0) > version
+    return record["event"] == "end"
+
+
 def _more(file: Any) -> bool:
     return bool(file.peek(1))
 
