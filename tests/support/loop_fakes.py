@@ -9,9 +9,15 @@ from tide_trainer.types import Segment, Trajectory
 
 
 def trajectory(
-    group: str = "train/0", member: int = 0, reward: float | None = 1.0, version: int = 0, outcome: str = "completed"
+    group: str = "train/0",
+    member: int = 0,
+    reward: float | None = 1.0,
+    version: int | None = None,
+    outcome: str = "completed",
 ) -> Trajectory:
-    """A trajectory of one turn: prompt 5 6, sampled 7 8."""
+    """A trajectory of one turn: prompt 5 6, sampled 7 8 by `version`; None: an evaluation's own, else 0."""
+    if version is None:
+        version = int(group.split("/")[1]) if group.startswith("eval/") else 0
     segment = Segment((5, 6, 7, 8), (False, False, True, True), (0.0, 0.0, -0.5, -0.25), (-1, -1, version, version))
     return Trajectory(f"{group}/{member}", group, member, (segment,), reward, outcome, 1, version)
 

@@ -169,3 +169,12 @@ def test_a_new_rank_waits_for_the_gate_and_may_bring_a_newer_version(situation) 
     assert made.decide(0.0) == [("Admit", "t")]
     with pytest.raises(SchedulerError, match="serves model version 1, newer than 0"):
         made.open_gate(0)
+
+
+def test_versions_of_a_warm_start_are_negative(situation) -> None:
+    made = situation(num_ranks=0)
+    made.add_rank(FIRST, 1000, 1, -1000)
+    made.open_gate(-999)
+    made.add("t")
+    made.add("e", kind="eval", version=-999)
+    assert sorted(made.decide(0.0)) == [("Admit", "e"), ("Admit", "t")]
