@@ -89,7 +89,7 @@ class SchedulerShell:
         self._clocks = EpisodeClocks(now)
         self.beliefs = Beliefs(now)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        events = RouterEvents(
+        self._events = RouterEvents(
             scheduler,
             router,
             self._tasks,
@@ -101,7 +101,7 @@ class SchedulerShell:
             self._clocks,
             self.beliefs,
         )
-        router.handle(**recorder.tapped(**events.handlers()))
+        router.handle(**recorder.tapped(**self._events.handlers()))
         self._player = TaskPlay(router, workers, settings, run)
 
     async def run(
@@ -247,9 +247,13 @@ class SchedulerShell:
         # A task may have ended, and its call with it, while it was being resumed at the gateway.
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
-        task.call = None
+        if task.recalled == call:
+            self._in_flight.end(call)
+            self._events.hold(task)
+            return
+        task.call, task.granted = None, call
         self._clocks.go(task.session)
-        self.beliefs.granted(call, task.session, grant.rank, task.need_tokens)
+        self.beliefs.granted(call, task.session, grant.rank, sum(task.asked))
         self._in_flight.begin(call, grant.rank)
         self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
 

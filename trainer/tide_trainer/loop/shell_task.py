@@ -29,7 +29,9 @@ class ShellTask:
     Attributes:
         session: its name at the router and the scheduler.
         call: the agent's call that waits for a grant, None without one.
-        need_tokens: the longest that the latest call can get.
+        asked: the latest call's prompt tokens, and the most that it may generate.
+        granted: the call that went to an engine and has not ended, None without one.
+        recalled: a call that was taken back before it was granted: its task was just being resumed.
         task_id: its id at the gateway, once started.
         epoch: the last epoch sent to the gateway.
         control: keeps its `/pause` and `/resume` calls in order.
@@ -46,7 +48,9 @@ class ShellTask:
     temperature: float | None
     api_key: str = field(repr=False)
     call: str | None = None
-    need_tokens: int = 0
+    asked: tuple[int, int] = (0, 0)
+    granted: str | None = None
+    recalled: str | None = None
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
     result: asyncio.Future[Trajectory] = field(default_factory=_future)
