@@ -108,6 +108,21 @@ def test_environment_capacity_limits_its_own_tasks_only(situation) -> None:
     assert made.decide(2.0) == [("Admit", "s3")]
 
 
+def test_evaluation_has_its_reserved_environment_slots(situation) -> None:
+    made = situation()
+    made.set_environment_capacity("env", 3, reserved_eval=1)
+    made.add("t1", "t2", "t3")
+    assert made.decide(0.0) == [("Admit", "t1"), ("Admit", "t2")]
+    made.add("e1", "e2", kind="eval")
+    assert made.decide(1.0) == [("Admit", "e1")]
+    made.on_end("t1", 2.0)
+    assert made.decide(2.0) == [("Admit", "e2")], "it may use the others too, and goes first"
+    made.on_end("e1", 3.0)
+    assert made.decide(3.0) == [("Admit", "t3")]
+    with pytest.raises(SchedulerError, match="reserved_eval 4 must be between 0 and the limit 3"):
+        made.set_environment_capacity("env", 3, reserved_eval=4)
+
+
 def test_a_task_that_the_gateway_turned_away_is_queued_again(situation) -> None:
     made = situation()
     made.add("a", order=1)

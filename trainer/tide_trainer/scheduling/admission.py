@@ -121,17 +121,13 @@ class Admission:
 
     def _next(self, full: set[int]) -> TaskState | None:
         """The queued task that starts next; environments without room and `full` versions are left out."""
-        lanes = [
-            lane
-            for lane in self._lanes.values()
-            if lane.environment.has_room() and self._pool(lane.version) not in full
-        ]
+        lanes = [lane for lane in self._lanes.values() if self._pool(lane.version) not in full]
         types = self._state.task_types if self._state.settings.balance_task_types else {}
         for tier in (0, 1, 2):
             best: tuple[int, Entry] | None = None
             for lane in lanes:
                 head = lane.head(tier)
-                if head is None:
+                if head is None or not lane.environment.has_room(is_eval=tier == 0):
                     continue
                 # `seq` in the entry is unique, so that a comparison never reaches the task itself.
                 candidate = (types.get(lane.task_type, 0) if tier == 2 else 0, head)
@@ -162,7 +158,7 @@ class Admission:
 
     def _accepts(self, rank: RankState, task: TaskState, tokens: int) -> bool:
         settings = self._state.settings
-        if not rank.gate_open or not self._state.serves(rank, task):
+        if not rank.gate_open or rank.overloaded or not self._state.serves(rank, task):
             return False
         if settings.max_tasks_per_rank and len(rank.tasks) >= settings.max_tasks_per_rank:
             return False

@@ -109,7 +109,13 @@ class Serving:
         Only of those with its version: what waits for another one is anchored to that.
         """
         state = self._state
-        if rank.waiting or not rank.gate_open or len(state.ranks) == 1 or state.phases[Phase.PAUSED] == 0:
+        if (
+            rank.waiting
+            or not rank.gate_open
+            or rank.overloaded
+            or len(state.ranks) == 1
+            or state.phases[Phase.PAUSED] == 0
+        ):
             return
         same = (other for other in state.ranks.values() if other.version == rank.version)
         donor = max(same, key=lambda other: len(other.waiting))
@@ -154,6 +160,8 @@ class Serving:
 
     def _fits(self, rank: RankState, task: TaskState, reserved: int, *, is_fresh: bool) -> bool:
         state = self._state
+        if rank.overloaded and rank.num_generating():
+            return False
         if state.settings.ctb == "off":
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
@@ -185,6 +193,8 @@ class Serving:
             state.out.append(Grant(task.entry.task, rank.rank, used, rank.version))
 
     def _no_room(self, rank: RankState, task: TaskState, reserved: int) -> str:
+        if rank.overloaded:
+            return f"the engine measures {rank.engine_tokens} of {rank.kv_tokens} tokens used, and still generates"
         kept = f", {reserved} kept for a call that goes first" if reserved else ""
         return (
             f"needs {task.need_tokens} tokens; {rank.live.usage_tokens} of {rank.budget_tokens} are used{kept}, "

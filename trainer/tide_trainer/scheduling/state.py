@@ -32,16 +32,25 @@ class GroupState:
 
 @dataclass(slots=True, eq=False)
 class EnvironmentState:
-    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`."""
+    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`.
+
+    Of the limit, `reserved_eval` are for evaluation only.
+    """
 
     name: str
     limit: int | None = None
+    reserved_eval: int = 0
     num_tasks: int = 0
+    num_train: int = 0
     blocked_until_s: float | None = None
 
-    def has_room(self) -> bool:
-        """Whether one more task may start."""
-        return self.blocked_until_s is None and (self.limit is None or self.num_tasks < self.limit)
+    def has_room(self, *, is_eval: bool) -> bool:
+        """Whether one more task of the kind may start."""
+        if self.blocked_until_s is not None:
+            return False
+        if self.limit is None:
+            return True
+        return self.num_tasks < self.limit and (is_eval or self.num_train < self.limit - self.reserved_eval)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +61,14 @@ class RankState:
     budget_tokens: int
     live: TokenLedger
     projected: TokenLedger
+    kv_tokens: int
     version: int = 0
     gate_open: bool = True
+    engine_tokens: int | None = None
+    excess_tokens: int = 0
+    overloaded: bool = False
+    aborting: set[str] = field(default_factory=set[str])
+    aborted_at_s: float = float("-inf")
     tasks: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
     fresh: list[TaskState] = field(default_factory=list["TaskState"])
     waiting: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
@@ -65,6 +80,10 @@ class RankState:
     def num_active(self) -> int:
         """Tasks here that are neither paused nor held."""
         return len(self.tasks) - len(self.waiting) - len(self.fresh)
+
+    def num_generating(self) -> int:
+        """Tasks whose call is at the engine. O(tasks)."""
+        return sum(task.phase is Phase.GENERATING for task in self.tasks.values())
 
     def peek(self) -> TaskState | None:
         """The waiting task of the highest priority."""
@@ -173,6 +192,7 @@ class SchedulerState:
     def count_started(self, task: TaskState) -> None:
         """The task takes its place in its environment, until it leaves."""
         task.environment.num_tasks += 1
+        task.environment.num_train += not task.is_eval
         self.task_types[task.entry.task_type] = self.task_types.get(task.entry.task_type, 0) + 1
 
     def set_timer(self, due_s: float, kind: TimerKind, subject: TaskState | EnvironmentState, wait: int) -> None:
