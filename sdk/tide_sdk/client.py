@@ -187,9 +187,9 @@ class GatewayClient:
         """What the gateway can start, as it says it."""
         return await self.get("/environments")
 
-    async def capacity(self) -> dict[str, CapacityView]:
+    async def capacity(self, *, deadline_s: float | None = None) -> dict[str, CapacityView]:
         """What each environment can start for the caller now, by its name."""
-        return self._read(_Capacities, await self.get("/capacity")).root
+        return self._read(_Capacities, await self.get("/capacity", deadline_s=deadline_s)).root
 
     async def heartbeat(
         self, prefix: str, timeout_s: float | None, *, deadline_s: float | None = None

@@ -72,9 +72,7 @@ async def run_task(
         outcome = classify(error)
         # Before the first turn there is no agent yet that could be at fault.
         outcome = "infrastructure" if outcome == "agent_error" else outcome
-        no_place = not spec.waits_for_place and needs_place(error)
-        retry_after_s = (place_wait_s(error, 0.0) or NO_PLACE_S) if no_place else None
-        return TaskResult(None, outcome, None, 0, error=told(error, MAX_ERROR_CHARS), retry_after_s=retry_after_s)
+        return TaskResult(None, outcome, None, 0, error=told(error, MAX_ERROR_CHARS), retry_after_s=_retry(spec, error))
     deadline_s = spec.deadline_s if agent.deadline_s is None else min(spec.deadline_s, agent.deadline_s)
 
     async def make_context() -> AgentContext:
@@ -101,6 +99,13 @@ async def run_task(
     done = ctx.ended and ctx.limit is None
     ended = conclude(started.task_id, failure, playing.result, account, turns=ctx.turn, done=done, limit=ctx.limit)
     return replace(ended, cleanup_errors=tuple(playing.notes))
+
+
+def _retry(spec: TaskSpec, error: TideError | TransportError) -> float | None:
+    """When a start that found no place, and was not to wait for one, may be made again; None where it failed."""
+    if spec.waits_for_place or not needs_place(error):
+        return None
+    return place_wait_s(error, 0.0) or NO_PLACE_S
 
 
 async def _outlast(ending: asyncio.Task[_Account], playing: Playing) -> _Account:

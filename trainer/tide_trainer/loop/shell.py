@@ -35,7 +35,17 @@ from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.loop.task_play import TaskPlay
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
+from tide_trainer.scheduling.plan import (
+    Abort,
+    Admit,
+    Decision,
+    Grant,
+    Pause,
+    Phase,
+    Refuse,
+    Resume,
+    SchedulerView,
+)
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
@@ -90,16 +100,8 @@ class SchedulerShell:
         self.beliefs = Beliefs(now)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._events = RouterEvents(
-            scheduler,
-            router,
-            self._tasks,
-            self._in_flight,
-            self._figures,
-            now,
-            self._wake,
-            self._unpause,
-            self._clocks,
-            self.beliefs,
+            *(scheduler, router, self._tasks, self._in_flight, self._figures, now),
+            *(self._wake, self._unpause, self._clocks, self.beliefs),
         )
         router.handle(**recorder.tapped(**self._events.handlers()))
         self._player = TaskPlay(router, workers, settings, run)
@@ -139,7 +141,7 @@ class SchedulerShell:
     def add_rank(self, info: EngineInfo) -> None:
         """A rollout rank, known to the router already, serves from now on."""
         budget_tokens = self._settings.scheduler.budget_tokens(info.kv_tokens)
-        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, self.version)
+        self._scheduler.add_rank(info.rank, budget_tokens, info.block_tokens, self.version, info.kv_tokens)
         self.beliefs.add_rank(info.rank, info.block_tokens)
         self._wake()
 
@@ -160,10 +162,10 @@ class SchedulerShell:
         """Returns when no granted call is in flight."""
         await self._in_flight.drained()
 
-    def on_engine_usage(self, rank: RankId, used_tokens: int) -> None:
-        """The engine's own measurement of the KV tokens that requests hold there."""
+    def on_engine_usage(self, rank: RankId, used_tokens: int, now_s: float) -> None:
+        """The engine's own measurement of the KV tokens that requests held there at `now_s`."""
         with self._figures.measured():
-            self._scheduler.on_engine_usage(rank, used_tokens, self._now())
+            self._scheduler.on_engine_usage(rank, used_tokens, now_s)
         self._wake()
 
     def set_environment_capacity(self, environment: str, limit: int | None, reserved_eval: int) -> None:
@@ -240,6 +242,8 @@ class SchedulerShell:
                 if task.call is not None:
                     self._in_flight.begin(task.call, None)  # or a sync would begin between the resume and the grant
                 self._background.spawn(self._resume(task, task.call, decision))
+            case Abort():
+                self._abort(task)
             case Refuse(reason=reason):
                 self._refuse(task, reason)
 
@@ -256,6 +260,12 @@ class SchedulerShell:
         self.beliefs.granted(call, task.session, grant.rank, sum(task.asked))
         self._in_flight.begin(call, grant.rank)
         self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
+
+    def _abort(self, task: ShellTask) -> None:
+        if task.granted is not None:
+            self._router.abort(task.granted)  # too late, its turn comes; else it is held again
+        else:
+            task.recalled = task.call  # its grant waits for the task's resume, and is not given then
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
         _LOG.warning("task %s is refused: %s", task.session, reason)
