@@ -35,17 +35,7 @@ from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.loop.task_play import TaskPlay
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import (
-    Abort,
-    Admit,
-    Decision,
-    Grant,
-    Pause,
-    Phase,
-    Refuse,
-    Resume,
-    SchedulerView,
-)
+from tide_trainer.scheduling.plan import Abort, Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
