@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
@@ -105,18 +104,19 @@ class GatewayClient:
         limits: Mapping[ClockName, float] | None = None,
         attempt: int = 0,
         deadline_s: float | None = None,
+        waits_for_place: bool = True,
     ) -> StartResponse:
         """Start a task, or get the first answer again for a key that has started; waits for capacity.
 
         Raises:
-            TideError: the server refused.
+            TideError: the server refused; where no place is free and it must not wait for one, `capacity` at once.
             TransportError: no answer within the deadline.
         """
         given = {"environment": environment, "key": key, "seed": seed, "split": split, "kind": kind, "attempt": attempt}
         bodies = {"task": None if task is None else dict(task), "limits": None if limits is None else dict(limits)}
-        request = validate(StartRequest, given | bodies)
-        payload = request.model_dump(mode="json", exclude_none=True)
-        return await self._post(StartResponse, "/start", payload, deadline_s=deadline_s)
+        body = codec.dumps(validate(StartRequest, given | bodies).model_dump(mode="json", exclude_none=True))
+        data = await self._call("POST", "/start", body, idempotent=True, deadline_s=deadline_s, waits=waits_for_place)
+        return self._read(StartResponse, data)
 
     async def observe(
         self, task_id: str, turn: int, message: Message | Mapping[str, Any], *, deadline_s: float | None = None
@@ -187,9 +187,9 @@ class GatewayClient:
         """What the gateway can start, as it says it."""
         return await self.get("/environments")
 
-    async def capacity(self) -> dict[str, CapacityView]:
+    async def capacity(self, *, deadline_s: float | None = None) -> dict[str, CapacityView]:
         """What each environment can start for the caller now, by its name."""
-        return self._read(_Capacities, await self.get("/capacity")).root
+        return self._read(_Capacities, await self.get("/capacity", deadline_s=deadline_s)).root
 
     async def heartbeat(
         self, prefix: str, timeout_s: float | None, *, deadline_s: float | None = None
@@ -240,9 +240,7 @@ class GatewayClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _epoch(self, path: str, task_id: str, epoch: int | None) -> EpochResponse:
@@ -264,6 +262,7 @@ class GatewayClient:
         idempotent: bool,
         deadline_s: float | None,
         read: Callable[[Response], Any] = read_json,
+        waits: bool = True,
     ) -> Any:
         end_s = self._now() + (self._deadline_s if deadline_s is None else deadline_s)
         num_failures = 0
@@ -275,7 +274,7 @@ class GatewayClient:
                 return read(response)
             except (TransportError, TideError) as error:
                 num_failures += 1
-                if not may_retry(error, idempotent=idempotent):
+                if not may_retry(error, idempotent=idempotent, waits_for_place=waits):
                     raise
                 wait_s = place_wait_s(error, self._jitter())
                 if wait_s is None:

@@ -71,6 +71,7 @@ class TaskSpec:
         limits: clock limits in seconds that replace the environment's.
         attempt: numbered upwards; a higher one ends the older.
         deadline_s: wall seconds for the whole task in this runner, pauses included.
+        waits_for_place: the start waits for a place at the gateway; False: it fails with `TaskResult.retry_after_s`.
     """
 
     environment: str
@@ -82,6 +83,7 @@ class TaskSpec:
     limits: Mapping[ClockName, float] | None = None
     attempt: int = 0
     deadline_s: float = 6 * 3600.0
+    waits_for_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class TaskResult:
         metrics: the environment's and, over them, the agent's: plain JSON data.
         error: what went wrong, None if nothing did.
         cleanup_errors: what the agent's clean-ups could not close; they change nothing else.
+        retry_after_s: the gateway had no place: nothing was started, and the same attempt may be made again then.
     """
 
     task_id: str | None
@@ -105,6 +108,7 @@ class TaskResult:
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
     cleanup_errors: tuple[str, ...] = ()
+    retry_after_s: float | None = None
 
 
 class DeadlinePassed(StoppedEarly):

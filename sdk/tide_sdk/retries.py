@@ -12,6 +12,8 @@ _WAITABLE = frozenset({"unavailable", "capacity", "paused"})
 """Codes by which a server says that it did not act and that a later call can succeed."""
 _WAITABLE_STATUS = frozenset({429, 502, 503})
 """The same for answers without a code of ours, as a proxy in between gives them."""
+_BUSY_REASONS = frozenset({"calls", "memory"})
+"""Reasons of `capacity` that say nothing about places: too much is in flight at the server."""
 _MIN_TOLD_S, _MAX_TOLD_S = 0.01, 100_000.0
 
 
@@ -44,6 +46,11 @@ def asked_s(response: Response | None) -> float | None:
     return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None
 
 
+def needs_place(error: Exception) -> bool:
+    """True if a start was refused because no place is free for it, by a limit or by the start rate."""
+    return isinstance(error, TideError) and error.code == "capacity" and error.extra.get("reason") not in _BUSY_REASONS
+
+
 def place_wait_s(error: Exception, jitter: float) -> float | None:
     """Seconds to wait for a start that has a place in the server's queue, None where the error speaks of no place.
 
@@ -57,13 +64,16 @@ def place_wait_s(error: Exception, jitter: float) -> float | None:
     return max(_MIN_TOLD_S, float(told_s)) * (1.0 + 0.1 * jitter)
 
 
-def may_retry(error: Exception, *, idempotent: bool) -> bool:
+def may_retry(error: Exception, *, idempotent: bool, waits_for_place: bool = True) -> bool:
     """True if the call can be made again without acting twice.
 
     Args:
         error: how the call failed.
         idempotent: the server answers a repeated call as it answered the first.
+        waits_for_place: False: a start without a place is the caller's to make again.
     """
+    if not waits_for_place and needs_place(error):
+        return False
     if isinstance(error, TransportError):
         return idempotent or isinstance(error, (ConnectFailed, QueueFull))
     if isinstance(error, TideError):

@@ -23,11 +23,15 @@ from tide_sdk.model import ModelEndpoint
 from tide_sdk.outcomes import MAX_ERROR_CHARS, TaskResult, TaskSpec, classify, conclude
 from tide_sdk.playing import Playing
 from tide_sdk.pool import each
+from tide_sdk.retries import needs_place, place_wait_s
 from tide_sdk.wire import EndResponse, StartResponse, fitting_reason
 
 _log = logging.getLogger("tide_sdk.runner")
 END_LIMIT_S = 30.0
 """Seconds that ending a task may take, also when the runner is cancelled."""
+
+NO_PLACE_S = 1.0
+"""Seconds after which a start is made again whose refusal names no time."""
 
 CANCELLED_START_LIMIT_S = 2.0
 """Seconds that a cancelled runner waits for a start under way, so that it can end that task."""
@@ -68,7 +72,7 @@ async def run_task(
         outcome = classify(error)
         # Before the first turn there is no agent yet that could be at fault.
         outcome = "infrastructure" if outcome == "agent_error" else outcome
-        return TaskResult(None, outcome, None, 0, error=told(error, MAX_ERROR_CHARS))
+        return TaskResult(None, outcome, None, 0, error=told(error, MAX_ERROR_CHARS), retry_after_s=_retry(spec, error))
     deadline_s = spec.deadline_s if agent.deadline_s is None else min(spec.deadline_s, agent.deadline_s)
 
     async def make_context() -> AgentContext:
@@ -97,6 +101,13 @@ async def run_task(
     return replace(ended, cleanup_errors=tuple(playing.notes))
 
 
+def _retry(spec: TaskSpec, error: TideError | TransportError) -> float | None:
+    """When a start that found no place, and was not to wait for one, may be made again; None where it failed."""
+    if spec.waits_for_place or not needs_place(error):
+        return None
+    return place_wait_s(error, 0.0) or NO_PLACE_S
+
+
 async def _outlast(ending: asyncio.Task[_Account], playing: Playing) -> _Account:
     """The account of a task; a cancellation in the meantime is kept."""
     while not ending.done():
@@ -122,6 +133,7 @@ async def _start(gateway: GatewayClient, spec: TaskSpec) -> StartResponse:
             kind=spec.kind,
             limits=spec.limits,
             attempt=spec.attempt,
+            waits_for_place=spec.waits_for_place,
         )
     )
     try:

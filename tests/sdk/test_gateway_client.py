@@ -261,3 +261,20 @@ async def test_a_cancelled_call_stops_waiting(gateway):
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_a_start_that_must_not_wait_for_a_place_fails_at_once_and_says_when_to_come_back(gateway, clock):
+    refused = problem("capacity", reason="rate", retry_after_s=2.5)
+    client, http = gateway(refused, (201, STARTED))
+    with pytest.raises(TideError) as caught:
+        await client.start("maze", "k", waits_for_place=False)
+    assert caught.value.extra["retry_after_s"] == 2.5
+    assert len(http.paths) == 1
+    assert (await client.start("maze", "k", waits_for_place=False)).task_id == "t"
+
+
+@pytest.mark.parametrize("reason", ["calls", "memory"])
+async def test_a_busy_gateway_is_no_gateway_without_a_place(gateway, clock, reason):
+    client, http = gateway(problem("capacity", reason=reason, retry_after_s=1), (201, STARTED))
+    assert (await client.start("maze", "k", waits_for_place=False)).task_id == "t"
+    assert len(http.paths) == 2

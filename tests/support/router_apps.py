@@ -31,6 +31,14 @@ class ScriptedEngine:
     sampled: list[tuple[int, ...]] = field(default_factory=list)
     samplings: list[types.Sampling] = field(default_factory=list)
     closed: bool = False
+    aborted: list[str] = field(default_factory=list)
+    on_abort: Callable[[str], Any] = lambda _: None
+
+    async def abort(self, request_ids, *, timeout_s=None) -> int:
+        for request_id in request_ids:
+            self.aborted.append(request_id)
+            self.on_abort(request_id)
+        return len(request_ids)
 
     async def generate(
         self, prompt_ids, sampling, *, request_id=None, priority=0, timeout_s=None, images=()

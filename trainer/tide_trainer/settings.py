@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from tide_trainer.objectives import AdvantageSettings, LossSettings
+from tide_trainer.scheduling.reconcile import WatchSettings
 from tide_trainer.scheduling.settings import CtbSettings
 from tide_trainer.settings_base import Settings
 from tide_trainer.settings_play import AgentSettings, GatewaySettings, ModelSettings, TaskSettings
@@ -58,6 +59,7 @@ class RolloutSettings(Settings):
         default=1.0, gt=0, le=2, description="sampling temperature of training rollouts; 1, that of all log-probs"
     )
     ready_timeout_s: float = Field(default=300, gt=0, description="seconds until an engine must serve")
+    watch: WatchSettings = WatchSettings()
     probe_interval_s: float = Field(default=2, gt=0, description="seconds between health probes of an engine")
     sync_timeout_s: float = Field(
         default=120, gt=0, description="seconds for draining, and for one rank's weight update"
@@ -198,6 +200,11 @@ class EvaluationSettings(Settings):
         gt=0,
         description="seconds after its start at which an evaluation is recorded as partial; a rank that keeps its "
         "version takes the newest one then",
+    )
+    reserved_slots: int = Field(
+        default=0,
+        ge=0,
+        description="environment slots that only evaluation tasks take, beside what the gateway reserves; 0: none",
     )
     num_samples: int = Field(
         default=2, ge=0, le=50, description="trajectories kept for the report, before and after training"

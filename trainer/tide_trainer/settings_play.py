@@ -59,6 +59,12 @@ class GatewaySettings(Settings):
         le=86_400,
         description="seconds without a sign of the run after which the gateway ends its tasks",
     )
+    capacity_interval_s: float = Field(
+        default=2.0,
+        ge=0,
+        le=3600,
+        description="seconds between looks at the gateway's free slots; 0: never, and starts are refused instead",
+    )
 
 
 class TaskSettings(Settings):

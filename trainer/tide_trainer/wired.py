@@ -15,6 +15,8 @@ from tide_trainer.backends.engine_process import EngineProcess
 from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import RunFailed, TrainerError
 from tide_trainer.images import ImageStore, ImageTokens
+from tide_trainer.loop.engine_watch import EngineWatch
+from tide_trainer.loop.environment_watch import EnvironmentWatch
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.image_pruning import ImagePruning
@@ -107,6 +109,14 @@ class Wired:
             frozenset({image.digest} if image else ()),
         )
         self._heartbeats = Heartbeats(gateway, f"{self._key}/", settings.gateway.heartbeat_timeout_s)
+        self._engine_watch = EngineWatch(settings.rollout.watch, self._shell, record)
+        self._environment_watch = EnvironmentWatch(
+            gateway,
+            self._shell,
+            (settings.tasks.environment,),
+            reserved_slots=settings.evaluation.reserved_slots,
+            interval_s=settings.gateway.capacity_interval_s,
+        )
         self._loop: TrainLoop | None = None
         self._death_seen: RunFailed | None = None
         self._watching: list[asyncio.Task[None]] = []
@@ -114,6 +124,7 @@ class Wired:
             if part_of(child.name) in NEEDED:
                 self._keep_watching(self._watch_child(child), child.name)
         self._keep_watching(self._heartbeats.run(), "heartbeats")
+        self._keep_watching(self._environment_watch.run(), "environments")
 
     @property
     def parity_max_abs(self) -> float | None:
@@ -197,7 +208,9 @@ class Wired:
             engine = self._engines[info.rank]
             await self._router.add_rank(info.rank, info.url, engine.token)
             self._shell.add_rank(info)
+            self._engine_watch.add_rank(info, engine.token)
             self._keep_watching(self._watch(engine), str(info.rank))
+        self._keep_watching(self._engine_watch.run(), "engines")
 
     def _keep_watching(self, watch: Coroutine[Any, Any, None], name: str) -> None:
         """Runs a watch beside the run; one that breaks ends the run, for nobody would look any more."""
@@ -223,6 +236,7 @@ class Wired:
     def _quarantine(self, rank: RankId, reason: str) -> None:
         if self._engines.pop(rank, None) is None:
             return
+        self._engine_watch.drop_rank(rank)
         self._shell.quarantine(rank, reason)
         left = len(self._engines)
         if left < self._settings.rollout.min_ranks:
@@ -264,7 +278,7 @@ class Wired:
     def progress(self) -> dict[str, Any]:
         """What the live view shows between records."""
         size = self._settings.algorithm.groups_per_batch
-        return progress(self._rollout.buffers(), size, self._shell.view(), self._shell.versions.of)
+        return progress(self._rollout.buffers(), size, self._shell.view(), self._engine_watch)
 
     def usage(self) -> Usage:
         """CPU seconds and peak memory by part since the start; reads /proc, so call it off the event loop."""

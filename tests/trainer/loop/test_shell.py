@@ -1,78 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
-from shell_parts import Gateway, Router, Workers
+from shell_parts import RANK, begin, being_resumed, call, finish, settle, turn
 
 from tide_sdk.errors import TideError
 from tide_trainer.errors import RunFailed
-from tide_trainer.loop.recorder import recorder_of
-from tide_trainer.loop.shell import SchedulerShell
-from tide_trainer.run_directory import RunDirectory
-from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.settings import FootprintPrior
 from tide_trainer.types import EngineInfo, RankId
-
-RANK = RankId("rollout", 0)
-
-
-class Clock:
-    s = 0.0
-
-    def __call__(self) -> float:
-        return self.s
-
-
-@pytest.fixture
-def world(settings, tmp_path):
-    def build(kv_tokens=200, failure=None, **scheduler):
-        log = []
-        prior = FootprintPrior(prompt_tokens=10, final_tokens=20)
-        fixed = {"probe": False, "growth_fraction": 0.0, "share_group_prefix": False, "default_prior": prior}
-        ctb = settings.scheduler.model_copy(update=fixed | scheduler)
-        whole = settings.model_copy(update={"scheduler": ctb})
-        router, workers = Router(log), Workers(log)
-        scheduler = TaskScheduler(ctb)
-        recorder = recorder_of(whole, RunDirectory("run", tmp_path), scheduler, str)
-        clock = Clock()
-        shell = SchedulerShell(scheduler, router, workers, Gateway(log, failure), whole, "run", recorder, clock)
-        shell.add_rank(EngineInfo(RANK, "http://engine", kv_tokens, 1, 100))
-        return SimpleNamespace(shell=shell, router=router, workers=workers, log=log, tasks={}, clock=clock)
-
-    return build
-
-
-async def settle():
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def begin(world, prompt, member=0, **changes):
-    """Starts a task and reports its start at the gateway; returns its session."""
-    running = asyncio.create_task(world.shell.run(prompt, "train/0", member, 0, "train", **changes))
-    await settle()
-    session = f"train.0.{member}.0"
-    world.tasks[session] = running
-    world.workers.started({"session": session, "task_id": f"t{member}"})
-    return session
-
-
-def call(world, session, number, prompt_tokens=10, max_new_tokens=5):
-    world.router.events["call"](
-        {"session": session, "call": number, "prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
-    )
-
-
-def turn(world, session, number, context_tokens=12):
-    footprint = {"prompt_tokens": 10, "cached_tokens": 4, "completion_tokens": 2, "context_tokens": context_tokens}
-    world.router.events["turn"]({"session": session, "call": number, "footprint": footprint})
-
-
-async def finish(world, session, **account):
-    world.workers.running[session].set_result({"outcome": "completed", "reward": 1.0, "turns": 1} | account)
-    return await asyncio.wait_for(world.tasks[session], 2)
 
 
 async def test_a_task_is_opened_run_granted_and_becomes_its_trajectory(world, prompt):
@@ -167,23 +102,6 @@ async def test_a_sync_waits_for_granted_calls_however_they_end(world, prompt):
     await asyncio.wait_for(drained, 2)
     await finish(world, first)
     await finish(world, second)
-
-
-async def being_resumed(world, prompt):
-    """A task whose call "a" is to be granted once its resume is answered; its session, and the answer."""
-    session = await begin(world, prompt)
-    world.shell.close_gate()
-    call(world, session, "a")
-    await settle()
-    answered = asyncio.Event()
-
-    async def resume(task_id, epoch):
-        await answered.wait()
-
-    world.shell._control._gateway.resume = resume
-    world.shell.open_gate(1)
-    await settle()
-    return session, answered
 
 
 async def test_a_sync_waits_for_a_call_whose_task_is_being_resumed(world, prompt):

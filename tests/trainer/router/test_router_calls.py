@@ -153,7 +153,7 @@ async def test_an_unexpected_error_is_a_500_and_ends_the_call(router, user):
     status, answer = await router.chat([user("you")])
     assert (status, answer["error"]["code"]) == (500, "internal")
     assert every_call_ended_once(router)
-    assert router.calls.num_running == 0
+    assert len(router.calls.generations) == 0
 
 
 @pytest.mark.parametrize(("code", "status"), [("context_length_exceeded", 400), ("session_ended", 410), ("other", 503)])
@@ -197,7 +197,7 @@ async def test_an_agent_that_goes_away_cancels_its_call(granted, router, user):
     await until(lambda: len(router.events) == 2)
     name, event = router.events[-1]
     assert (name, event["rank"]) == ("call_cancelled", "r0" if granted else None)
-    assert (router.calls.num_held, router.calls.num_running) == (0, 0)
+    assert (router.calls.num_held, len(router.calls.generations)) == (0, 0)
     account = router.control.close({"session": "s"})
     assert (account["segments"], account["num_calls"]) == ([], 0)
 

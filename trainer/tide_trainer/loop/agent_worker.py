@@ -195,6 +195,7 @@ def _done(channel: Channel, session: str, result: TaskResult, context: AgentCont
         "metrics": dict(result.metrics),
         "error": result.error,
         "cleanup_errors": list(result.cleanup_errors),
+        "retry_after_s": result.retry_after_s,
         "messages": without_bytes(context.messages) if context is not None else [],
         "rewards": context.rewards if context is not None else [],
     }

@@ -39,8 +39,8 @@ class Watched(Protocol):
         """The scheduler's counters."""
         ...
 
-    def on_engine_usage(self, rank: RankId, used_tokens: int) -> None:
-        """The engine's own measurement of the KV that requests hold."""
+    def on_engine_usage(self, rank: RankId, used_tokens: int, now_s: float) -> None:
+        """The engine's own measurement of the KV that requests held at `now_s`."""
         ...
 
 
@@ -87,29 +87,30 @@ class EngineWatch:
         self._reconciler = Reconciler(settings)
         self._ranks: dict[RankId, _Rank] = {}
         self._unready = False
+        self._closing: set[asyncio.Future[None]] = set()
 
     def add_rank(self, info: EngineInfo, token: str | None, source: Source | None = None) -> None:
         """Watches a rank from now on; `source` stands in for its client."""
         client = source or EngineClient(info.url, token=token, max_in_flight=1, timeout_s=self._settings.deadline_s)
         self._ranks[info.rank] = _Rank(info, client)
 
-    async def drop_rank(self, rank: RankId) -> None:
+    def drop_rank(self, rank: RankId) -> None:
         """The rank is gone, its alarms with it; idempotent."""
         found = self._ranks.pop(rank, None)
         if found is not None:
             self._tell((), self._reconciler.forget(rank))
-            await found.source.aclose()
+            closing = asyncio.ensure_future(found.source.aclose())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def run(self) -> None:
         """Looks until it is cancelled; with an interval of 0 it never looks."""
-        if not self._settings.interval_s:
-            return
         try:
-            while True:
+            while self._settings.interval_s:
                 await self.look()
                 await asyncio.sleep(self._settings.interval_s)
         finally:
-            await asyncio.shield(asyncio.gather(*(rank.source.aclose() for rank in self._ranks.values())))
+            await asyncio.gather(*(rank.source.aclose() for rank in self._ranks.values()), *self._closing)
 
     async def look(self) -> None:
         """One look at every rank, side by side."""
@@ -125,6 +126,13 @@ class EngineWatch:
         """KV tokens that requests held at the last look; None where the engine did not say."""
         found = self._ranks.get(rank)
         return None if found is None else found.used_tokens
+
+    def shown(self) -> dict[str, Any]:
+        """What the live view shows of it."""
+        return {
+            "ready": self.ready(),
+            "alarms": [{"rank": str(a.rank), "kind": a.kind, "message": a.message} for a in self.alarms],
+        }
 
     def ready(self) -> bool:
         """True where a rank is up whose cache is known: without one nothing may ever be granted on a guess."""
@@ -154,11 +162,10 @@ class EngineWatch:
             found_tokens=cached.found_tokens,
         )
         measured = None if snapshot is None else Measured(snapshot.stats.kv_used_tokens, snapshot.requests)
-        rank.used_tokens = (
-            None if snapshot is None or measured is None or measured.used_tokens < 0 else (measured.used_tokens)
-        )
+        rank.used_tokens = None if measured is None or measured.used_tokens < 0 else measured.used_tokens
         if rank.used_tokens is not None:
-            self._shell.on_engine_usage(rank_id, rank.used_tokens)
+            # It is as old as the question, for all that is known.
+            self._shell.on_engine_usage(rank_id, rank.used_tokens, began_s)
         self._tell(*self._reconciler.look(belief, measured, now_s))
 
     async def _snapshot(self, rank: _Rank) -> EngineSnapshot | None:

@@ -63,6 +63,10 @@ class RouterPort:
         """Answers a held call with an error."""
         self._channel.notify("refuse", {"call": call, "code": code, "message": message})
 
+    def abort(self, call: str) -> None:
+        """Takes a granted call back from its engine; it is held again under a new number. Too late: nothing happens."""
+        self._channel.notify("abort", {"call": call})
+
 
 class WorkerPool:
     """The agent worker processes, each behind a channel.

@@ -1,25 +1,23 @@
-"""What the live view shows between records."""
+"""What the live view shows between records: buffers, ranks, tasks, alarms. Reads, and changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
+from tide_trainer.loop.engine_watch import EngineWatch
 from tide_trainer.scheduling.plan import SchedulerView
 from tide_trainer.scheduling.staleness import BufferView
-from tide_trainer.types import RankId
 
 
-def progress(
-    buffers: Iterable[BufferView], batch_size: int, view: SchedulerView, version_of: Callable[[RankId], int]
-) -> dict[str, Any]:
-    """Buffers, rollout ranks and counts of tasks, as plain data.
+def progress(buffers: Sequence[BufferView], size: int, view: SchedulerView, watch: EngineWatch) -> dict[str, Any]:
+    """The fields of a `progress` record.
 
     Args:
         buffers: the staleness buffers.
-        batch_size: groups of a train step.
+        size: groups that a buffer takes.
         view: the scheduler's counters.
-        version_of: the model version that a rollout rank serves.
+        watch: the engines' own measurements, and what does not fit.
     """
     return {
         "buffers": [
@@ -28,7 +26,7 @@ def progress(
                 "state": buffer.state.value,
                 "occupied": buffer.num_occupied,
                 "reserved": buffer.num_reserved,
-                "size": batch_size,
+                "size": size,
             }
             for buffer in buffers
         ],
@@ -36,9 +34,10 @@ def progress(
             {
                 "rank": str(rank.rank),
                 "role": "rollout",
-                "version": version_of(rank.rank),
+                "version": rank.version,
                 "usage_tokens": rank.usage_tokens,
                 "budget_tokens": rank.budget_tokens,
+                "measured_tokens": watch.used_tokens(rank.rank),
                 "num_active": rank.num_tasks - rank.num_waiting,
                 "num_paused": rank.num_waiting,
             }
@@ -47,4 +46,5 @@ def progress(
         "num_queued": view.num_queued,
         "num_active": view.num_generating + view.num_acting + view.num_held,
         "num_paused": view.num_paused,
+        **watch.shown(),
     }

@@ -84,13 +84,27 @@ class RouterEvents:
             self._router.refuse(event["call"], "session_closed", "the task is over")
             return
         task.call = event["call"]
-        task.need_tokens = event["prompt_tokens"] + event["max_new_tokens"]
+        task.asked = event["prompt_tokens"], event["max_new_tokens"]
+        self.hold(task)
+
+    def hold(self, task: ShellTask) -> None:
+        """The task's call waits for a grant, whatever it did before."""
+        task.recalled = None
         self._clocks.stand(task.session)
         with self._figures.measured():
             if self._scheduler.phase(task.session) in (*_WITH_CALL, Phase.REFUSED):
                 self._scheduler.on_abort(task.session, self._now())
-            self._scheduler.on_call(task.session, event["prompt_tokens"], event["max_new_tokens"], self._now())
+            self._scheduler.on_call(task.session, *task.asked, self._now())
         self._wake()
+
+    def _over(self, event: Mapping[str, Any]) -> ShellTask | None:
+        """A call is no longer at an engine; its task, where that still goes on."""
+        call, task = event["call"], self._tasks.get(event["session"])
+        self._in_flight.end(call)
+        self._beliefs.ended(call)
+        if task is not None and task.granted == call:
+            task.granted = None
+        return task
 
     def _on_turn(self, event: Mapping[str, Any]) -> None:
         self._figures.add_turn(event["footprint"])
@@ -102,9 +116,7 @@ class RouterEvents:
         self._end(event, event["context_tokens"])
 
     def _end(self, event: Mapping[str, Any], context_tokens: int) -> None:
-        self._in_flight.end(event["call"])
-        self._beliefs.ended(event["call"])
-        if event["session"] in self._tasks:
+        if self._over(event) is not None:
             with self._figures.measured():
                 self._scheduler.on_turn(event["session"], context_tokens, self._now())
             self._wake()
@@ -127,11 +139,13 @@ class RouterEvents:
         self._wake()
 
     def _on_call_over(self, event: Mapping[str, Any]) -> None:
-        self._in_flight.end(event["call"])
-        self._beliefs.ended(event["call"])
-        task = self._tasks.get(event["session"])
+        task = self._over(event)
+        if event.get("code") == "aborted":
+            self._figures.num_aborts += 1
+            self._figures.dropped_tokens += event["dropped_tokens"]
         if task is None:
             return
+        self._beliefs.released(task.session)
         waited = task.call == event["call"]
         task.call = None if waited else task.call
         phase = self._scheduler.phase(task.session)

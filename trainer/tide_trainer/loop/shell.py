@@ -36,7 +36,7 @@ from tide_trainer.loop.router_events import RouterEvents
 from tide_trainer.loop.shell_task import ShellFigures, ShellTask, to_trajectory
 from tide_trainer.loop.task_play import TaskPlay
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.plan import Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
+from tide_trainer.scheduling.plan import Abort, Admit, Decision, Grant, Pause, Phase, Refuse, Resume, SchedulerView
 from tide_trainer.settings import TrainerSettings
 from tide_trainer.types import EngineInfo, Kind, Prompt, RankId, Trajectory
 
@@ -90,19 +90,11 @@ class SchedulerShell:
         self._clocks = EpisodeClocks(now)
         self.beliefs = Beliefs(now)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        events = RouterEvents(
-            scheduler,
-            router,
-            self._tasks,
-            self._in_flight,
-            self._figures,
-            now,
-            self._wake,
-            self._unpause,
-            self._clocks,
-            self.beliefs,
+        self._events = RouterEvents(
+            *(scheduler, router, self._tasks, self._in_flight, self._figures, now),
+            *(self._wake, self._unpause, self._clocks, self.beliefs),
         )
-        router.handle(**recorder.tapped(**events.handlers()))
+        router.handle(**recorder.tapped(**self._events.handlers()))
         self._player = TaskPlay(router, workers, settings, run)
 
     async def run(
@@ -178,10 +170,10 @@ class SchedulerShell:
         """Returns when no granted call is in flight on `ranks` (None: on any)."""
         await self._in_flight.drained(ranks)
 
-    def on_engine_usage(self, rank: RankId, used_tokens: int) -> None:
-        """The engine's own measurement of the KV tokens that requests hold there."""
+    def on_engine_usage(self, rank: RankId, used_tokens: int, now_s: float) -> None:
+        """The engine's own measurement of the KV tokens that requests held there at `now_s`."""
         with self._figures.measured():
-            self._scheduler.on_engine_usage(rank, used_tokens, self._now())
+            self._scheduler.on_engine_usage(rank, used_tokens, now_s)
         self._wake()
 
     def set_environment_capacity(self, environment: str, limit: int | None, reserved_eval: int) -> None:
@@ -258,6 +250,8 @@ class SchedulerShell:
                     # Or a sync would begin between the resume and the grant.
                     self._in_flight.begin(task.call, decision.rank, granted=False)
                 self._background.spawn(self._resume(task, task.call, decision))
+            case Abort():
+                self._abort(task)
             case Refuse(reason=reason):
                 self._refuse(task, reason)
 
@@ -265,11 +259,21 @@ class SchedulerShell:
         # A task may have ended, and its call with it, while it was being resumed at the gateway.
         if call is None or task.call != call or self._tasks.get(task.session) is not task:
             return
-        task.call, task.rank = None, grant.rank
+        if task.recalled == call:
+            self._in_flight.end(call)
+            self._events.hold(task)
+            return
+        task.call, task.granted, task.rank = None, call, grant.rank
         self._clocks.go(task.session)
-        self.beliefs.granted(call, task.session, grant.rank, task.need_tokens)
+        self.beliefs.granted(call, task.session, grant.rank, sum(task.asked))
         self._in_flight.begin(call, grant.rank)
         self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
+
+    def _abort(self, task: ShellTask) -> None:
+        if task.granted is not None:
+            self._router.abort(task.granted)  # too late, its turn comes; else it is held again
+        else:
+            task.recalled = task.call  # its grant waits for the task's resume, and is not given then
 
     def _refuse(self, task: ShellTask, reason: str) -> None:
         _LOG.warning("task %s is refused: %s", task.session, reason)

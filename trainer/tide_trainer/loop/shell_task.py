@@ -31,7 +31,9 @@ class ShellTask:
         call: the agent's call that waits for a grant, None without one.
         version: the model version that all of it must be sampled at; None: the versions as they come.
         rank: of its last granted call.
-        need_tokens: the longest that the latest call can get.
+        asked: the latest call's prompt tokens, and the most that it may generate.
+        granted: the call that went to an engine and has not ended, None without one.
+        recalled: a call that was taken back before it was granted: its task was just being resumed.
         task_id: its id at the gateway, once started.
         epoch: the last epoch sent to the gateway.
         control: keeps its `/pause` and `/resume` calls in order.
@@ -50,7 +52,9 @@ class ShellTask:
     version: int | None = None
     rank: RankId | None = None
     call: str | None = None
-    need_tokens: int = 0
+    asked: tuple[int, int] = (0, 0)
+    granted: str | None = None
+    recalled: str | None = None
     epoch: int = 0
     task_id: asyncio.Future[str] = field(default_factory=_future)
     result: asyncio.Future[Trajectory] = field(default_factory=_future)

@@ -104,7 +104,7 @@ class RouterApp:
         elif path == "/health":
             _only(method, "GET")
             body = {"status": "ok", "sessions": len(self._control.sessions), "held": self._calls.num_held}
-            await outlet.whole(codec.dumps(body | {"running": self._calls.num_running}))
+            await outlet.whole(codec.dumps(body | {"running": len(self._calls.generations)}))
         else:
             raise ApiError(404, "not_found", f"no endpoint {path}")
 

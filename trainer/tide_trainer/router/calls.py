@@ -2,7 +2,8 @@
 
     plan -> call event -> [held] -> grant -> engine of the rank -> capture -> turn event -> answer
                ^                                |
-               +---- call_failed event <--------+  rank lost or refusing: asked again, at most twice
+               +---- call_failed event <--------+  rank lost or refusing: asked again, at most twice;
+                                                   aborted by the main process: asked again, and again held
 
 A held call waits for the main process's `grant` or `refuse`, bounded by `hold_timeout_s`; a granted one for the engine,
 bounded by `engine_timeout_s`. Every call that was announced ends with exactly one of the events `turn`, `call_failed`,
@@ -15,13 +16,14 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from tide_trainer import types
 from tide_trainer.channel import PeerError
 from tide_trainer.errors import EngineFailed, EngineRefused, WeightsDiffer
 from tide_trainer.images import ImageStore
+from tide_trainer.router.generations import CallAborted, Engine, Generations
 from tide_trainer.router.openai_wire import Answer, ApiError, ChatRequest, CompletionRequest, now_s
 from tide_trainer.router.planning import plan_call
 from tide_trainer.router.renderer import Renderer
@@ -44,27 +46,6 @@ _REFUSED_STATUS = {
 Notify = Callable[[str, dict[str, Any]], None]
 
 
-class Engine(Protocol):
-    """What a rank's client must do; `EngineClient` does."""
-
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling: types.Sampling,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        images: Sequence[types.ImageSpan] = (),
-    ) -> types.Completion:
-        """Samples one completion."""
-        ...
-
-    async def aclose(self) -> None:
-        """Closes all connections."""
-        ...
-
-
 class Calls:
     """Runs calls; holds no opinion on when."""
 
@@ -79,7 +60,7 @@ class Calls:
         self._ids = itertools.count(1)
         self._held: dict[str, asyncio.Future[Grant]] = {}
         self.ranks: dict[str, Engine] = {}
-        self.num_running = 0
+        self.generations = Generations()
         self.closing = False
 
     @property
@@ -117,11 +98,16 @@ class Calls:
                 turn, sampling = await asyncio.to_thread(plan_call, *about)
             else:
                 turn, sampling = plan_call(session, request, self._renderer, self._limits)
-            for attempt in range(MAX_ATTEMPTS):
+            attempt = 0
+            while attempt < MAX_ATTEMPTS:
                 number = self.number()
-                reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
+                try:
+                    reply = await self._attempt(session, turn, sampling, request.stop, number, attempt)
+                except CallAborted:
+                    continue  # no rank has failed: the main process will grant another one
                 if reply is not None:
                     return self._answer(session, turn, number, *reply, request.token_ids)
+                attempt += 1
             raise ApiError(
                 503, "engine_unavailable", f"{MAX_ATTEMPTS} ranks failed or refused this call", kind="server_error"
             )
@@ -162,6 +148,7 @@ class Calls:
 
     async def close(self) -> None:
         """Close the engines' clients."""
+        await self.generations.close()
         await asyncio.gather(*(engine.aclose() for engine in self.ranks.values()))
         self.ranks.clear()
 
@@ -179,21 +166,16 @@ class Calls:
         grant: Grant | None = None
         try:
             grant = await self.hold(session, number, len(turn.prompt_ids), sampling.max_new_tokens, attempt)
-            self.num_running += 1
             started_s = time.perf_counter()
-            try:
-                completion = await self.ranks[grant.rank].generate(
-                    turn.prompt_ids,
-                    sampling,
-                    request_id=f"c{number}",
-                    priority=grant.priority,
-                    timeout_s=self._limits.engine_timeout_s,
-                    images=turn.images,
-                )
-            finally:
-                self.num_running -= 1
-            if completion.finish_reason == "abort":
-                raise EngineFailed("the engine aborted the call")
+            completion = await self.generations.run(
+                self.ranks[grant.rank],
+                number,
+                turn.prompt_ids,
+                sampling,
+                priority=grant.priority,
+                timeout_s=self._limits.engine_timeout_s,
+                images=turn.images,
+            )
             try:
                 session.capture.images.check_sampled(completion.token_ids)
                 reply = read_reply(self._renderer, turn.expected, completion, stop)
@@ -206,6 +188,9 @@ class Calls:
         except ApiError as error:
             if error.code == "hold_timeout":
                 self.failed(about, grant, error.code, error.message, retrying=False)
+            raise
+        except CallAborted as error:
+            self.failed(about | {"dropped_tokens": error.dropped_tokens}, grant, "aborted", str(error), retrying=True)
             raise
         except (EngineFailed, EngineRefused, WeightsDiffer, KeyError) as error:
             hopeless = isinstance(error, EngineRefused) and error.reason == "invalid"

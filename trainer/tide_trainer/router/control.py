@@ -8,6 +8,7 @@
 | drop_rank | {rank} -> {} (its calls in flight fail and are asked again) |
 | grant | {call, rank, version?, priority?, final_tokens?} -> {} |
 | refuse | {call, code, message} -> {} |
+| abort | {call} -> {aborting} (a call at its engine is ended there and asked for again; false: it is not there) |
 | reporters | {token} -> {} (the bearer token of `POST /footprints`; without one it answers 401) |
 | stats | {} -> {sessions, held, running, reports: {accepted, stale, superseded, refused}, lag_max_s, cpu_s} |
 
@@ -27,7 +28,8 @@ from typing import Any
 from tide_trainer import types
 from tide_trainer.channel import Handler, PeerError
 from tide_trainer.engine_client import EngineClient
-from tide_trainer.router.calls import Calls, Engine
+from tide_trainer.router.calls import Calls
+from tide_trainer.router.generations import Engine
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.router.sessions import Capture
 from tide_trainer.router.state import Grant, Limits, Session
@@ -82,12 +84,13 @@ class Control:
             "drop_rank": self.drop_rank,
             "grant": self.grant,
             "refuse": lambda data: self._calls.refuse(str(data["call"]), str(data["code"]), str(data["message"])),
+            "abort": lambda data: {"aborting": self._calls.generations.abort(str(data["call"]))},
             "reporters": self.reporters,
             "stats": self.stats,
         }
 
     def open(self, data: Mapping[str, Any]) -> None:
-        """Open a session."""
+        """Open a session; one that was closed begins anew."""
         name, api_key = str(data["session"]), str(data["api_key"]).encode()
         known = self.sessions.get(name)
         if known is not None:
@@ -113,6 +116,7 @@ class Control:
             used_s=time.monotonic(),
         )
         self._by_key[_digest(api_key)] = name
+        self._ended.pop(name, None)
 
     def close(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Close a session and hand over what it captured; calls in flight are cancelled."""
@@ -181,7 +185,7 @@ class Control:
         return {
             "sessions": len(self.sessions),
             "held": self._calls.num_held,
-            "running": self._calls.num_running,
+            "running": len(self._calls.generations),
             "reports": dict(self.num_reports),
             "lag_max_s": self._lag_max_s(),
             "cpu_s": time.process_time(),
