@@ -17,11 +17,11 @@ class Figures:
         num_prompt_tokens, num_cached_tokens: of all calls, when first scheduled.
         num_ideal_cached_tokens: what a cache that forgets nothing would have held of them.
         hit_rate_worst_window: lowest hit rate of a window of 10 s with at least 1% of all prompt tokens.
-        share_of_ideal_worst_window: likewise, cached tokens over those of the perfect cache.
         num_prefilled_tokens: computed prompt tokens; `num_ideal_prefilled_tokens` with the perfect cache.
         num_recomputed_tokens: of the prefilled ones, those of preempted calls.
         num_pauses: Pause decisions.
         num_refused: tasks larger than a cache or a budget, ended.
+        longest_pause_s: the longest wait of a paused task.
         busy_fraction: share of the time in which an engine was in a step, mean over ranks.
     """
 
@@ -32,7 +32,6 @@ class Figures:
     num_cached_tokens: int
     num_ideal_cached_tokens: int
     hit_rate_worst_window: float
-    share_of_ideal_worst_window: float
     num_prefilled_tokens: int
     num_recomputed_tokens: int
     num_generated_tokens: int

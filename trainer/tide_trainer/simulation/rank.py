@@ -1,8 +1,8 @@
 """A modelled rollout rank: a vLLM engine that batches continuously over a paged, prefix-caching KV cache.
 
 Each step serves, as the engine's scheduler does: one token of every decoding request, then chunks of prompts, first
-come, first served, up to `max_batched_tokens`. Where a decoding request finds no free block, the latest one is preempted
-and computed again later, at full price.
+come, first served, up to `max_batched_tokens`. Where a decoding request finds no free block, the latest one is
+preempted and computed again later, at full price.
 
 Source: StaleFlow section 5 (step time from sequences and KV tokens), with prefill added.
 """
@@ -23,7 +23,8 @@ class RequestTooLargeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """An engine's capacity and the coefficients of its step time. The defaults: Qwen2.5-7B bf16 on one H100 SXM 80 GB.
+    """An engine's capacity and the coefficients of its step time. The defaults: Qwen2.5-7B bf16 on one H100 SXM 80 GB,
+    60% of it for the engine, as where training shares the card (90%: 1,082,544 KV tokens).
 
     A step takes `k4 + max(k2, kp*P + k3*n) + k1*KV + ka*A` seconds.
 
@@ -66,6 +67,7 @@ class Request:
         "key",
         "last_step",
         "num_computed",
+        "num_computed_before",
         "num_left",
         "num_to_compute",
         "prompt_tokens",
@@ -80,6 +82,7 @@ class Request:
         self.num_left = output_tokens
         self.num_to_compute = prompt_tokens
         self.num_computed = 0
+        self.num_computed_before = 0
         self.first_step = 0
         self.last_step = 0
         self.was_scheduled = False
@@ -92,7 +95,7 @@ class RankCounters:
     Attributes:
         num_prompt_tokens: of calls, at their first scheduling; `num_cached_tokens` of these were in the cache.
         num_prefilled_tokens: prompt tokens computed, those of preempted calls again included.
-        num_recomputed_tokens: of these, the ones of calls that had been preempted.
+        num_recomputed_tokens: of these, the ones that a preempted call had computed before.
         schedulings: (time in seconds, prompt tokens, cached tokens) of each call.
     """
 
@@ -245,8 +248,8 @@ class Rank:
     def _advance(self, request: Request, chunk: int, complete: list[Request]) -> float:
         attended = chunk * (request.num_computed + chunk / 2)
         request.num_computed += chunk
-        if request.num_to_compute > request.prompt_tokens:
-            self.counters.num_recomputed_tokens += chunk
+        again = min(request.num_computed, request.num_computed_before) - (request.num_computed - chunk)
+        self.counters.num_recomputed_tokens += max(0, again)
         if request.num_computed == request.num_to_compute:
             complete.append(request)
         return attended
@@ -275,6 +278,7 @@ class Rank:
         self.counters.num_preemptions += 1
         if self._prefilling:
             request, _ = self._prefilling.popitem()
+            request.num_computed_before = max(request.num_computed_before, request.num_computed)
         else:
             request = next(reversed(self._decoding))
             num_decoded = self._next_step - request.first_step
@@ -282,6 +286,6 @@ class Rank:
             del self._finishes[request.last_step][request]
             request.num_left -= num_decoded + 1
             # The token that was sampled last is not in the cache yet.
-            request.num_to_compute = request.num_computed + 1
+            request.num_to_compute = request.num_computed_before = request.num_computed + 1
         self.cache.release(request.holding, request.num_computed)
         self._waiting.appendleft(request)

@@ -3,8 +3,8 @@
     policy ── Admit ──> reset ──> call ──> policy ── Grant, Resume ──> rank ──> turn ──> environment ──> call ...
                                               └── Pause: the call waits            └──> the task's end
 
-It ends, or says what stands still: a task that fits no cache is refused and ended, and a play without a coming event and
-with open tasks raises.
+It ends, or says what stands still: a task that fits no cache is refused and ended, and a play without a coming event
+and with open tasks raises.
 """
 
 from __future__ import annotations
@@ -182,7 +182,6 @@ class Play:
             num_cached_tokens=sum(rank.num_cached_tokens for rank in counters),
             num_ideal_cached_tokens=self._ideal.num_cached_tokens,
             hit_rate_worst_window=worst_window(schedulings),
-            share_of_ideal_worst_window=1.0,
             num_prefilled_tokens=sum(rank.num_prefilled_tokens for rank in counters),
             num_recomputed_tokens=sum(rank.num_recomputed_tokens for rank in counters),
             num_generated_tokens=sum(rank.num_generated_tokens for rank in counters),
