@@ -72,7 +72,9 @@ def settings_for(settings: TrainerSettings, checkpoint: Path) -> TrainerSettings
     try:
         folder = whole_files.existing(str(checkpoint))
     except ConfigurationError as error:
-        fix = f"{checkpoint} holds no model (no config.json); name a folder such as runs/NAME/checkpoint"
+        unread = isinstance(error.__cause__, OSError)
+        fix = error.fix if unread else f"{checkpoint} holds no model (no config.json)"
+        fix += "; name a folder such as runs/NAME/checkpoint"
         raise ConfigurationError("--checkpoint", fix) from error
     model = settings.model.model_copy(update={"path": str(Path(folder).absolute())})
     return settings.model_copy(update={"model": model, "warm_start": WarmStartSettings()})
@@ -222,9 +224,12 @@ def _definition(settings: TrainerSettings, order: Order, way: str) -> dict[str, 
 def _files(folder: Path) -> str:
     """Which files these are, by name, size and time: a run that goes on writes others to the same place."""
     whole = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        found = file.stat()
-        whole.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    try:
+        for file in sorted(folder.iterdir()):
+            found = file.stat()
+            whole.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    except OSError as error:
+        raise ConfigurationError("--checkpoint", f"{error.filename}: {error.strerror}; mend or remove it") from error
     return whole.hexdigest()
 
 
