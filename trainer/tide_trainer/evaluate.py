@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from tide_sdk.evaluation.carry_out import carry_out
 from tide_sdk.evaluation.folder import EvaluationFailed, EvaluationFolder, FolderRefused
 from tide_sdk.evaluation.records import Play, Record, record_of
@@ -132,9 +134,12 @@ async def _on_engines(
     if not any(folder.missing(plays[way]) for way, folder in folders.items()):
         return
     directory = new_run_directory(RunSettings(name="session", directory=str(out / "sessions")))
-    log_to(directory)
     url = directory.database_url("trainer")
-    await asyncio.to_thread(migrate_database, url)
+    try:
+        log_to(directory)
+        await asyncio.to_thread(migrate_database, url)
+    except (OSError, SQLAlchemyError) as error:
+        raise RunFailed(f"{directory.path}: cannot be written ({error}); free or fix the folder") from error
     repository = RunRepository(async_url(url), directory.name, directory.payloads)
 
     async def work(runner: TaskRunner) -> None:

@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             account = PlaySession(gateway, runner, keyboard, shown, _say).play(wanted)
         except (TideError, TransportError) as error:
             raise ServeError(safe(str(error))) from error
+        except OSError as error:  # the task was ended; only nobody could be told
+            raise ServeError(f"the output cannot be written: {error.strerror or error}") from error
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
