@@ -226,6 +226,13 @@ def test_a_blob_is_its_owners_bytes_and_nothing_that_a_browser_runs(served):
         etag = answer.headers["etag"]
         known = ann.get(f"/blobs/{digest(0)}", headers={"If-None-Match": etag})
         assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", etag)
+        for tags, status in (
+            (f'"other", W/{etag}', 304),
+            (f'"other",{etag}', 304),
+            ('W/"other"', 200),
+            (etag[:-2], 200),
+        ):
+            assert ann.get(f"/blobs/{digest(0)}", headers={"If-None-Match": tags}).status_code == status, tags
         for client, name, status in ((bob, digest(0), 404), (ann, "0" * 64, 404), (nobody, digest(0), 401)):
             refused = client.get(f"/blobs/{name}", headers={"If-None-Match": etag})
             assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")

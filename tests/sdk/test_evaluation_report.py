@@ -7,9 +7,9 @@ import hashlib
 import itertools
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
+from html_page import Page
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,37 +18,7 @@ from tide_sdk.evaluation.records import Record
 from tide_sdk.evaluation.report import finish
 from tide_sdk.evaluation.summary import NUM_BINS, histogram, summarise
 
-VOID = {"meta", "img", "line", "rect", "br"}
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
-
-
-class Page(HTMLParser):
-    """Elements with their attributes and text; unclosed and misnested ones are an error."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        if self.open[-1:] not in (["script"], ["style"]):
-            self.words.append(data)
 
 
 def some_records():

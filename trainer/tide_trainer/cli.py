@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
+from tide_sdk.stopping import interrupt_on, until_signal
 from tide_trainer.config_file import load
 from tide_trainer.errors import ConfigurationError, TrainerError
 from tide_trainer.settings import TrainerSettings
@@ -17,6 +18,8 @@ from tide_trainer.settings import TrainerSettings
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_INTERRUPTED = 130
+_STOPS = ("SIGTERM", "SIGHUP")
+"""Signals that end a command as Ctrl-C does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the run takes both signals itself
+        interrupt_on(*_STOPS)  # until the run takes the signals itself
         return arguments.command(arguments)
     except ConfigurationError as error:
         print(f"tide-train: {error}", file=sys.stderr)
@@ -110,7 +113,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     order = evaluate.Order(
         arguments.checkpoint, ways, arguments.repeats, arguments.success_above, arguments.out, arguments.resume
     )
-    return asyncio.run(_until_signal(evaluate.evaluate(settings, order)))
+    return _to_the_end(evaluate.evaluate(settings, order))
 
 
 def _settings(arguments: argparse.Namespace) -> TrainerSettings:
@@ -147,7 +150,7 @@ def _start(arguments: argparse.Namespace, *, only_warm_start: bool) -> int:
         print(tomli_w.dumps(run.plain(settings)))
         print(f"{arguments.config} is right; nothing was started (--dry-run)", file=sys.stderr)
         return 0
-    return asyncio.run(_until_signal(run.run(settings, only_warm_start=only_warm_start)))
+    return _to_the_end(run.run(settings, only_warm_start=only_warm_start))
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -163,27 +166,17 @@ def _resume(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(f"{directory.path} can go on; nothing was started (--dry-run)", file=sys.stderr)
         return 0
-    return asyncio.run(_until_signal(run.run(settings, resumed=directory)))
+    return _to_the_end(run.run(settings, resumed=directory))
 
 
-async def _until_signal(running: object) -> int:
-    """Runs the coroutine; the first SIGINT or SIGTERM cancels it, and it ends in order, whatever follows."""
-    task = asyncio.ensure_future(running)  # type: ignore[arg-type]
-    loop = asyncio.get_running_loop()
-    stopping = False
+def _to_the_end(running: Coroutine[Any, Any, int]) -> int:
+    """Runs the coroutine; the first signal cancels it, and it ends in order, whatever follows."""
 
-    def stop() -> None:
-        nonlocal stopping
-        if stopping:
-            print("tide-train: is stopping already; its prompts and processes are being accounted for", file=sys.stderr)
-            return
-        stopping = True
-        task.cancel()
+    def again() -> None:
+        print("tide-train: is stopping already; its prompts and processes are being accounted for", file=sys.stderr)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
     try:
-        return await task
+        return asyncio.run(until_signal(running, "SIGINT", *_STOPS, again=again))
     except asyncio.CancelledError:
         return EXIT_INTERRUPTED
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from tide_sdk.evaluation.carry_out import carry_out
 from tide_sdk.evaluation.folder import EvaluationFailed, EvaluationFolder, FolderRefused
 from tide_sdk.evaluation.records import Play, Record, record_of
@@ -72,7 +74,9 @@ def settings_for(settings: TrainerSettings, checkpoint: Path) -> TrainerSettings
     try:
         folder = whole_files.existing(str(checkpoint))
     except ConfigurationError as error:
-        fix = f"{checkpoint} holds no model (no config.json); name a folder such as runs/NAME/checkpoint"
+        unread = isinstance(error.__cause__, OSError)
+        fix = error.fix if unread else f"{checkpoint} holds no model (no config.json)"
+        fix += "; name a folder such as runs/NAME/checkpoint"
         raise ConfigurationError("--checkpoint", fix) from error
     model = settings.model.model_copy(update={"path": str(Path(folder).absolute())})
     return settings.model_copy(update={"model": model, "warm_start": WarmStartSettings()})
@@ -130,9 +134,12 @@ async def _on_engines(
     if not any(folder.missing(plays[way]) for way, folder in folders.items()):
         return
     directory = new_run_directory(RunSettings(name="session", directory=str(out / "sessions")))
-    log_to(directory)
     url = directory.database_url("trainer")
-    await asyncio.to_thread(migrate_database, url)
+    try:
+        log_to(directory)
+        await asyncio.to_thread(migrate_database, url)
+    except (OSError, SQLAlchemyError) as error:
+        raise RunFailed(f"{directory.path}: cannot be written ({error}); free or fix the folder") from error
     repository = RunRepository(async_url(url), directory.name, directory.payloads)
 
     async def work(runner: TaskRunner) -> None:
@@ -222,9 +229,12 @@ def _definition(settings: TrainerSettings, order: Order, way: str) -> dict[str, 
 def _files(folder: Path) -> str:
     """Which files these are, by name, size and time: a run that goes on writes others to the same place."""
     whole = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        found = file.stat()
-        whole.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    try:
+        for file in sorted(folder.iterdir()):
+            found = file.stat()
+            whole.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    except OSError as error:
+        raise ConfigurationError("--checkpoint", f"{error.filename}: {error.strerror}; mend or remove it") from error
     return whole.hexdigest()
 
 

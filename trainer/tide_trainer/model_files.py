@@ -40,6 +40,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def vocab_size(folder: Path) -> int:
-    """Ids of the model's vocabulary, as its configuration says."""
+    """Ids of the model's vocabulary, as its configuration says. Raises ConfigurationError where it does not."""
     config = read_json(folder / "config.json")
-    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    inner = config.get("text_config")
+    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    if type(size) is not int or size < 1:
+        raise ConfigurationError("model.path", f"{folder / 'config.json'} has no vocab_size; give a whole model folder")
+    return size

@@ -17,8 +17,10 @@ from tide_sdk.client import GatewayClient
 from tide_sdk.errors import TideError
 from tide_sdk.http import TransportError
 from tide_trainer.agent_modules import make_importable, where_looked
+from tide_trainer.backends import whole_files
 from tide_trainer.errors import ConfigurationError
 from tide_trainer.images import ImageTokens
+from tide_trainer.model_files import vocab_size
 from tide_trainer.persistence.migrate import check_database
 from tide_trainer.router.renderer import Renderer
 from tide_trainer.settings import TrainerSettings, gateway_token
@@ -69,7 +71,9 @@ def _check_model(settings: TrainerSettings) -> None:
         if not (folder / "config.json").is_file():
             raise ConfigurationError("model.path", f"{folder} has no config.json; give a Hugging Face model folder")
         _check_images(settings, folder)
+        vocab_size(folder)
         Renderer(folder)
+        whole_files.check_weights(folder)
     else:
         _check_entry("model.words", settings.model.words, settings.agent.folder)
 

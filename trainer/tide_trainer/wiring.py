@@ -76,7 +76,7 @@ async def wired(
         backend = make_backend(settings, model, processes, weights, directory.images) if trains else NoTraining()
         async with contextlib.AsyncExitStack() as failing:
             engines_up = asyncio.gather(*(engine.start() for engine in engines.values()))
-            failing.callback(engines_up.cancel)
+            failing.callback(_given_up, engines_up)
             gateway, router, workers, demonstrators, _ = await _together(
                 booting.gateway(),
                 booting.router(),
@@ -94,6 +94,17 @@ async def wired(
             stack.push_async_callback(_shielded, parts.close)
             failing.pop_all()
         yield parts
+
+
+def _given_up(engines_up: asyncio.Future[Any]) -> None:
+    """Ends the boot of the engines where another part failed or the run was stopped: nobody awaits its outcome."""
+
+    def ended(boot: asyncio.Future[Any]) -> None:
+        if not boot.cancelled() and not isinstance(error := boot.exception(), (asyncio.CancelledError, type(None))):
+            _LOG.error("the engines failed too: %s", error)
+
+    engines_up.cancel()
+    engines_up.add_done_callback(ended)
 
 
 async def _together(*coroutines: Any) -> list[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tide_sdk.check.run import select
     from tide_sdk.check.subject import Unreachable
+    from tide_sdk.stopping import until_signal
 
     try:
         cases = select(arguments.only)
@@ -90,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     plan = _plan(arguments)
     try:
-        results = asyncio.run(_check(arguments, plan, cases))
+        results = asyncio.run(until_signal(_check(arguments, plan, cases), "SIGTERM", "SIGHUP"))
     except Unreachable as error:
         raise ServeError(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -101,8 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case]) -> list[Result]:
-    import asyncio
-
     from tide_sdk.check.report import HEAD, row, summary, write_json, write_junit
     from tide_sdk.check.run import run_checks
 
@@ -110,11 +107,6 @@ async def _check(arguments: argparse.Namespace, plan: Plan, cases: Sequence[Case
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # servers say what no terminal's encoding has
-    this = asyncio.current_task()
-    assert this is not None
-    with contextlib.suppress(NotImplementedError, AttributeError):  # no loop handlers on Windows, and no such signals
-        for sign in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(sign, this.cancel)
     subject = _subject(arguments)
     try:
         await subject.open()

@@ -76,10 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tide_sdk.evaluation.report import told
     from tide_sdk.evaluation.session import evaluate
     from tide_sdk.many import NotReady
+    from tide_sdk.stopping import until_signal
 
     settings = settings_of(arguments)
     try:
-        summary, stopped = asyncio.run(_until_signal(evaluate(settings)))
+        summary, stopped = asyncio.run(until_signal(evaluate(settings), "SIGTERM", "SIGHUP"))
     except (NotReady, FolderRefused) as error:
         raise ServeError(str(error)) from error
     except EvaluationFailed as error:
@@ -92,20 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     if stopped is not None:
         print(f"tide-env: stopped early: {stopped}; mend it and go on with --resume", file=sys.stderr)
     return 0 if summary.complete else 1
-
-
-async def _until_signal(work: Any) -> Any:
-    """Runs the coroutine; SIGTERM and SIGHUP cancel it as Ctrl-C does."""
-    import asyncio
-    import contextlib
-    import signal
-
-    this = asyncio.current_task()
-    assert this is not None
-    with contextlib.suppress(NotImplementedError, AttributeError):  # no loop handlers on Windows, and no such signals
-        for sign in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(sign, this.cancel)
-    return await work
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

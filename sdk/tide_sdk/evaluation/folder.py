@@ -8,6 +8,7 @@ summary.json, report.html    written at the end of each session
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -59,7 +60,7 @@ class EvaluationFolder:
         self.records: dict[tuple[str, int], Record] = {}
         self._resume = resume
         self._places = dict(places or {})
-        self._file: BinaryIO | None = None
+        self._file: io.FileIO | None = None
         self._lock: BinaryIO | None = None
         self._synced_s = 0.0
 
@@ -99,8 +100,7 @@ class EvaluationFolder:
             raise ValueError(f"the play {record.key} has a result already")
         assert self._file is not None, "the folder is not open"
         try:
-            self._file.write(record.line())
-            self._file.flush()
+            _append(self._file, record.line())
             if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
                 self._sync()
         except OSError as error:
@@ -135,17 +135,14 @@ class EvaluationFolder:
     def _open_results(self) -> None:
         """Keeps the lines of results that count; what is to be played again, and a torn last line, go."""
         path = self.path / RESULTS
-        part = path.with_name(f".{path.name}.part")
         if path.is_file():
-            with part.open("wb") as kept:
+            with _replacing(path) as kept:
                 for record, line in read_lines(path):
                     if record.final and record.key not in self.records:
                         kept.write(line)
                         self.records[record.key] = _lean(record)
-                kept.flush()
-                os.fsync(kept.fileno())
-            part.replace(path)
-        self._file = path.open("ab")
+        # Without a buffer: what a full disk did not take would be written by the close, behind everybody's back.
+        self._file = path.open("ab", buffering=0)
         _sync_folder(self.path)
 
     def _sync(self) -> None:
@@ -213,12 +210,37 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    with _replacing(path) as file:
+        file.write(text.encode("utf-8", errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the path's place at the end; where it cannot be written nothing of it is left."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+    """Writes the whole line, or nothing of it: half a line would only take the room that is missing."""
+    begin = file.seek(0, os.SEEK_END)
+    left = memoryview(line)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(begin)
+        raise
 
 
 def _lean(record: Record) -> Record:

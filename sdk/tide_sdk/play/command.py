@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -67,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             account = PlaySession(gateway, runner, keyboard, shown, _say).play(wanted)
         except (TideError, TransportError) as error:
             raise ServeError(safe(str(error))) from error
+        except OSError as error:  # the task was ended; only nobody could be told
+            raise ServeError(f"the output cannot be written: {error.strerror or error}") from error
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
@@ -81,9 +82,9 @@ async def _of(awaitable: Any) -> Any:
 
 def _expect_stops() -> None:
     """SIGTERM and SIGHUP leave the task as Ctrl-C does; what no terminal's encoding has is written out."""
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
+    from tide_sdk.stopping import interrupt_on
+
+    interrupt_on("SIGTERM", "SIGHUP")
     for stream in (sys.stdout, sys.stdin):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

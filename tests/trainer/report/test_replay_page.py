@@ -6,11 +6,11 @@ import json
 import os
 import re
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from html_page import Page
 from recorded_examples import browser_task, png
 
 from tide_trainer import cli
@@ -21,36 +21,7 @@ from tide_trainer.report.recorded import RecordedTrajectory
 from tide_trainer.report.replay_list import main_trajectory
 from tide_trainer.report.replay_page import render_trajectory
 
-VOID = {"meta", "br", "img", "input", "link"}
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)"></style>{{ 7 * 7 }}\'"&lt;'
-
-
-class Page(HTMLParser):
-    """The tags, in order, closed as they must be; and the text outside of the style and the script."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] not in (["style"], ["script"]):
-            self.text += data
-
-    def of(self, tag: str, css: str = "") -> list[dict[str, str | None]]:
-        return [found for name, found in self.seen if name == tag and css in (found.get("class") or "")]
 
 
 def rendered(folder: Path, data: dict[str, Any]) -> str:

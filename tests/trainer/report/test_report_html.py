@@ -3,46 +3,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from html_page import Page
 
 from tide_trainer.report.html import main_report, write_report
 from tide_trainer.report.metrics import MetricsFailed
 
 Make = Callable[..., Path]
-VOID = {"meta", "br", "img", "input", "link"}
 
 
-class Balance(HTMLParser):
-    """Counts tags and complains where they do not close in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def parsed(path: Path) -> Balance:
-    page = Balance()
-    page.feed(path.read_text(encoding="utf-8"))
-    page.close()
-    assert page.open == []
-    return page
+def parsed(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
 
 
 def test_a_whole_run(make_run: Make, records: list[Any], samples: list[Any]) -> None:

@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tide_trainer.errors import ConfigurationError
+from tide_trainer.backends import weights_io
+from tide_trainer.errors import ConfigurationError, WeightsDiffer
+from tide_trainer.model_files import read_json
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -88,8 +90,11 @@ def existing(directory: str) -> str:
     """
     previous = directory.rstrip("/") + _PREVIOUS
     for folder in (directory, previous):
-        if (Path(folder) / WEIGHTS).is_file() or (Path(folder) / "config.json").is_file():
-            return folder
+        try:
+            if (Path(folder) / WEIGHTS).is_file() or (Path(folder) / "config.json").is_file():
+                return folder
+        except OSError as error:  # its permissions, or a name that is too long
+            raise ConfigurationError("model.path", f"{folder!r} cannot be read ({error.strerror})") from error
     fix = f"{directory!r} is no Hugging Face model folder (no config.json); name one, or '' for a tiny model"
     raise ConfigurationError("model.path", fix)
 
@@ -108,16 +113,48 @@ def newest_whole(directory: str) -> tuple[str, int] | None:
     return None
 
 
+def check_weights(folder: Path) -> None:
+    """Sees that the weights are there and not cut off; reads what their files say of themselves, not the weights.
+
+    An engine would find it a minute later, and tell it less well. Of formats that run code nothing is read.
+
+    Raises:
+        ConfigurationError: a file is missing or not whole.
+    """
+    index = folder / f"{WEIGHTS}.index.json"
+    try:
+        files = sorted(file.name for file in folder.iterdir() if file.suffix in _WEIGHT_SUFFIXES)
+        if index.is_file():
+            listed = read_json(index).get("weight_map")
+            files = sorted({*map(str, listed.values())}) if isinstance(listed, dict) else []
+    except OSError as error:
+        raise ConfigurationError("model.path", f"{folder} cannot be read ({error.strerror})") from error
+    if not files:
+        raise ConfigurationError("model.path", f"{folder} has no weights ({WEIGHTS}); copy the model folder again")
+    for name in files:
+        if name.endswith(".safetensors"):
+            try:
+                with weights_io.open_tensors(folder / name):
+                    pass
+            except WeightsDiffer as error:
+                raise ConfigurationError("model.path", f"{error}; copy the model folder again") from error
+
+
 def saved_place(directory: str) -> Mapping[str, Any] | None:
     """What `checkpoint` kept of the place in the run; None for a plain model folder.
 
     Raises:
-        ConfigurationError: another release wrote it.
+        ConfigurationError: another release wrote it, or it is not whole.
     """
     path = Path(directory) / STATE_JSON
     if not path.is_file():
         return None
-    found = json.loads(path.read_text("utf-8"))
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(str(path), f"cannot be read ({error}); copy the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(str(path), "holds no JSON object; copy the checkpoint again")
     if found.get("format") != FORMAT:
         raise ConfigurationError(str(path), f"format {found.get('format')!r} is not {FORMAT}: saved by another release")
     return found
