@@ -14,6 +14,7 @@ class Router:
         self.log = log
         self.events = {}
         self.granted = asyncio.Queue()
+        self.ranks = {}
 
     def handle(self, **handlers):
         self.events.update(handlers)
@@ -32,6 +33,7 @@ class Router:
     def grant(self, call, rank, version, final_tokens=None):
         self.log.append(f"grant {call} at {version}")
         self.granted.put_nowait(call)
+        self.ranks[call] = rank
 
     def refuse(self, call, code, message):
         self.log.append(f"refuse {call} {code}")
