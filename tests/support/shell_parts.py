@@ -18,6 +18,7 @@ class Router:
         self.log = log
         self.events = {}
         self.granted = asyncio.Queue()
+        self.ranks = {}
 
     def handle(self, **handlers):
         self.events.update(handlers)
@@ -36,6 +37,7 @@ class Router:
     def grant(self, call, rank, version, final_tokens=None):
         self.log.append(f"grant {call} at {version}")
         self.granted.put_nowait(call)
+        self.ranks[call] = rank
 
     def abort(self, call):
         self.log.append(f"abort {call}")

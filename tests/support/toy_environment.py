@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 
 from tide_sdk import Environment, Start, Step
 from tide_sdk.agents import agent
@@ -17,27 +18,34 @@ def words():
 
 
 class Toy(Environment):
-    """Reward is the share of turns in which the model said `left`."""
+    """Reward is the share of turns in which the model said `left`.
+
+    Tasks of the held-out split end no turn before the file `eval_flag` is there.
+    """
 
     name = "toy"
     blocking = False
 
     num_started = 0
 
-    def __init__(self, delay_s: str = "0", fail_every: str = "0"):
-        self.delay_s = float(delay_s)
+    def __init__(self, delay_s: str = "0", fail_every: str = "0", eval_flag: str = ""):
+        self.delay_s, self.flag = float(delay_s), Path(eval_flag) if eval_flag else None
         Toy.num_started += 1
         self.fails = bool(int(fail_every)) and Toy.num_started % int(fail_every) == 0
 
     def start(self, task):
         self.hits = self.turns = 0
         self.expert = bool(task.task.get("expert"))
+        if task.split != "test":
+            self.flag = None
         return Start([self.message("turn")])
 
     async def step(self, message):
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         self.turns += 1
+        while self.flag and not self.flag.exists():  # noqa: ASYNC110 - the test's process makes it
+            await asyncio.sleep(0.02)
         if self.fails:
             raise OSError("the environment broke")
         self.hits += message.text.strip() == "left"

@@ -51,7 +51,7 @@ every_train_steps = 2
 ENVIRONMENTS = """
 [environments.toy]
 command = ["tide-env", "serve", "toy_environment:Toy", "--uds", "{{uds}}", "--set", "delay_s={delay_s}",
-  "--set", "fail_every={fail_every}", "--capacity", "{{capacity}}"]
+  "--set", "fail_every={fail_every}", "--set", "eval_flag={eval_flag}", "--capacity", "{{capacity}}"]
 capacity = 256
 """
 
@@ -65,9 +65,12 @@ class Project:
         self.config.write_text(CONFIG.format(folder=folder, model=model))
         self.environment_delay(0)
 
-    def environment_delay(self, delay_s: float, fail_every: int = 0) -> None:
-        """Makes each turn of the environment last so long, and every so-manieth of its tasks fail."""
-        text = ENVIRONMENTS.format(delay_s=delay_s, fail_every=fail_every)
+    def environment_delay(self, delay_s: float, fail_every: int = 0, eval_flag: Path | None = None) -> None:
+        """Makes each turn of the environment last so long, and every so-manieth of its tasks fail.
+
+        No turn of a held-out task ends before the file `eval_flag` is there.
+        """
+        text = ENVIRONMENTS.format(delay_s=delay_s, fail_every=fail_every, eval_flag=eval_flag or "")
         (self.folder / "environments.toml").write_text(text)
 
     def start(self, *arguments: str, command: str = "run") -> subprocess.Popen[str]:

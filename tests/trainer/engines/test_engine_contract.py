@@ -237,3 +237,33 @@ async def test_after_a_bad_update_nothing_is_served_until_a_good_one(case, tmp_p
     await case.publish(1 - case.model)
     ids = prompt(14)
     assert list((await case.engine.generate(ids, GREEDY)).token_ids) == case.greedy(ids, 4)
+
+
+async def test_w1_right_after_an_update_no_conversation_finds_anything_of_before_by_the_engine_s_own_counters(case):
+    """Six conversations go on across an update: the first call of each is computed in full, the next is not."""
+    told = dataclasses.replace(GREEDY, max_new_tokens=40)
+    histories = [prompt(200 + seed, 70) for seed in range(6)]
+
+    async def turns() -> tuple[list[int], int, int]:
+        """A turn of each conversation: cached tokens of each answer; the counters' cached and prompt tokens."""
+        before = await case.engine.stats()
+        answers = await asyncio.gather(*(case.engine.generate(ids, told) for ids in histories))
+        after = await case.engine.stats()
+        for ids, done in zip(histories, answers, strict=True):
+            assert done.version == case.version
+            ids += [*done.token_ids, 5]
+        cached = [done.cached_tokens for done in answers]
+        return cached, after.cached_tokens - before.cached_tokens, after.prompt_tokens - before.prompt_tokens
+
+    await turns()
+    cached, counted, _ = await turns()
+    assert cached == [96] * 6
+    assert counted == 6 * 96
+    assert (await case.engine.stats()).num_cached_blocks >= 6 * 3
+    await case.publish(1 - case.model)
+    assert (await case.engine.stats()).num_cached_blocks == 0
+    lengths = sum(map(len, histories))
+    assert await turns() == ([0] * 6, 0, lengths)
+    cached, counted, _ = await turns()
+    assert min(cached) >= 128
+    assert counted == sum(cached)

@@ -190,7 +190,7 @@ async def parity(seeing: Seeing, backend: FsdpBackend, sequences: list[types.Seq
 
 
 @pytest.mark.vllm
-async def test_the_trainer_scores_what_vllm_sampled_before_and_after_an_update_in_place(
+async def test_w2_the_trainer_scores_what_vllm_sampled_before_and_after_an_update_in_place(
     vllm_seeing, session_processes, tmp_path, record_property
 ):
     settings = FsdpSettings(
@@ -207,7 +207,12 @@ async def test_the_trainer_scores_what_vllm_sampled_before_and_after_an_update_i
     report = await backend.train(types.TrainBatch("policy", tuple(sequences)))
     stale = await parity(vllm_seeing, backend, sequences)
     update = await backend.publish(1)
+    seen = [vllm_seeing.prompt(seed, seed=seed) for seed in range(100, 104)]
+    cached = [(await vllm_seeing.engine.generate(ids, SAMPLED, images=spans)).cached_tokens for ids, spans in seen]
     receipt = await vllm_seeing.engine.update_weights(update)
+    # W2: neither blocks of an image's placeholders nor what the vision tower made of it outlive the update.
+    assert (await vllm_seeing.engine.stats()).num_cached_blocks == 0
+    fresh = [(await vllm_seeing.engine.generate(ids, SAMPLED, images=spans)).cached_tokens for ids, spans in seen]
     after = await parity(vllm_seeing, backend, [await two_turns(vllm_seeing, seed) for seed in range(100, 104)])
     await backend.stop()
     record_property("parity", (before, after))
@@ -216,6 +221,7 @@ async def test_the_trainer_scores_what_vllm_sampled_before_and_after_an_update_i
     assert report.metrics["logprob_gap_max"] < TOLERANCE
     assert receipt.num_tensors == len(update.checksums)
     assert any("visual" in name for name in update.checksums)
+    assert (min(cached) > 0, fresh) == (True, [0] * len(seen))
     assert before < TOLERANCE
     assert after < TOLERANCE
     # The update moved the model: only new weights explain the agreement after it.

@@ -76,14 +76,18 @@ def test_settings_that_cannot_work_are_refused_before_the_boot(monkeypatch, tmp_
 
 
 class StubCore:
-    """An engine core that loads weights and will not, or not really, reset its prefix cache."""
+    """An engine core that loads weights and will not, or not really, reset its caches."""
 
-    def __init__(self, resets: bool, num_left: int) -> None:
-        self._resets = resets
-        self.scheduler = SimpleNamespace(has_unfinished_requests=lambda: False, num_cached_blocks=lambda: num_left)
+    def __init__(self, resets: bool = True, num_left: int = 0, num_images: int = 0, num_encoded: int = 0) -> None:
+        self._resets, self._num_encoded = resets, num_encoded
+        self.scheduler = SimpleNamespace(
+            has_unfinished_requests=lambda: False,
+            num_cached_blocks=lambda: num_left,
+            num_cached_images=lambda: num_images,
+        )
 
-    def collective_rpc(self, method: str, args: tuple[str, dict[str, str]]) -> list[int]:
-        return [len(args[1])]
+    def collective_rpc(self, method: str, args: tuple[str, dict[str, str]] = ("", {})) -> list[int]:
+        return [self._num_encoded if method == "tide_num_encoded_images" else len(args[1])]
 
     def reset_prefix_cache(self) -> bool:
         return self._resets
@@ -93,13 +97,24 @@ class StubCore:
     def reset_encoder_cache(self) -> None: ...
 
 
-@pytest.mark.parametrize(("resets", "num_left", "fails"), [(False, 0, True), (True, 3, True), (True, 0, False)])
-def test_a_cache_reset_that_did_not_happen_is_an_error(resets, num_left, fails):
+@pytest.mark.parametrize(
+    ("stub", "told"),
+    [
+        (StubCore(resets=False), "prefix cache"),
+        (StubCore(num_left=3), "prefix cache"),
+        (StubCore(num_left=-1), "prefix cache"),
+        (StubCore(num_images=1), "encoder cache"),
+        (StubCore(num_images=-1), "encoder cache"),
+        (StubCore(num_encoded=2), "encoder cache"),
+        (StubCore(), ""),
+    ],
+)
+def test_w1_w2_a_cache_reset_that_did_not_happen_is_an_error(stub, told):
     core = VllmCore(VllmSettings("unused"))
-    core._core = StubCore(resets, num_left)
+    core._core = stub
     update = types.WeightUpdate(1, "unused", {"a": "b"})
-    if fails:
-        with pytest.raises(WeightsDiffer, match="prefix cache"):
+    if told:
+        with pytest.raises(WeightsDiffer, match=told):
             core._replace(update)
     else:
         assert core._replace(update) == 1

@@ -91,6 +91,8 @@ class AnchoredEvaluations:
         running = RunningEvaluation(self._runner, prompts, version, greedy=greedy, max_attempts=self._max_attempts)
         task = asyncio.create_task(self._see_to(running, label), name=f"evaluation {version} {running.kind}")
         self._running[running] = task
+        versions = {one.version for one in self._running}
+        self._keepers = {kept: rank for kept, rank in self._keepers.items() if kept in versions}
         task.add_done_callback(self._seen_to)
 
     async def spare(self) -> frozenset[RankId]:
@@ -108,9 +110,11 @@ class AnchoredEvaluations:
             if not beyond:
                 self._keepers |= self._kept
                 return self.kept
-            limit_s = max(0.0, until_s - loop.time())
+            left_s = max(0.0, until_s - loop.time())
             tasks = [self._running[one] for one in beyond]
-            await asyncio.gather(*(one.finished(limit_s) for one in beyond))
+            # What no rank serves any more cannot go on: there is nothing to wait for.
+            limits_s = [0.0 if self._ranks.best_keeper(one.version) is None else left_s for one in beyond]
+            await asyncio.gather(*(one.finished(limit_s) for one, limit_s in zip(beyond, limits_s, strict=True)))
             await asyncio.wait(tasks)
 
     async def finish(self) -> None:
@@ -147,7 +151,6 @@ class AnchoredEvaluations:
         self._record(result, label)
         if running.version in (one.version for one in self._running if one is not running and one.live):
             return
-        self._keepers.pop(running.version, None)
         rank = self._kept.pop(running.version, None)
         if rank is not None:
             await self._joiner.join(rank)

@@ -280,7 +280,9 @@ class SchedulerShell:
         if task.call is not None:
             call, task.call = task.call, None
             self._clocks.go(task.session)
-            self._router.refuse(call, "context_length_exceeded", reason)
+            # 410: the task is over without a reward, and does not ask again; an overflow would be the model's own.
+            lost = task.version is not None and self.versions.best_keeper(task.version) is None
+            self._router.refuse(call, "session_ended" if lost else "context_length_exceeded", reason)
         elif not task.result.done():
             task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
 

@@ -67,7 +67,8 @@ class ShellTask:
         train = self.kind == "train"
         return TaskEntry(
             task=self.session,
-            group=self.group,
+            # Prompts of an evaluation share nothing: neither a prefix nor a rank that holds it.
+            group=self.group if train else self.uid,
             kind=self.kind,
             num_siblings=settings.algorithm.group_size if train else 1,
             environment=self.prompt.environment,
