@@ -52,3 +52,11 @@ def test_the_report_has_it_among_its_key_figures() -> None:
     assert figures["CPU of a turn"].value == "1.00 ms"
     assert figures["CPU of a turn"].note == "scheduler, router and gateway; goal: at most 2 ms"
     assert {figure.label: figure.value for figure in key_figures(summarise([]))}["CPU of a turn"] == "–"
+
+
+def test_the_schedulers_own_cpu_is_a_figure_with_its_goal() -> None:
+    found = turn_cpu([train_step()])
+    assert found is not None
+    assert found.scheduler_ms == pytest.approx(0.1)
+    figure = next(one for one in key_figures(summarise([train_step(model_version=1)])) if one.label == "CPU of a turn")
+    assert "the scheduler 0.100 of at most 0.1" in figure.note
