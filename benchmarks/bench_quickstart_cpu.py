@@ -20,7 +20,7 @@ from processes import ROOT, run_command
 from tide_run import CONFIG, TIDE_TRAIN, TIMEOUT_S, UNMEASURED
 
 from tide_trainer.report.metrics import read_metrics
-from tide_trainer.report.turn_cpu import GOAL_MS, SERVING, turn_cpu
+from tide_trainer.report.turn_cpu import GOAL_MS, SCHEDULER_GOAL_MS, SERVING, turn_cpu
 
 NAME = "quickstart-cpu"
 
@@ -58,6 +58,9 @@ def main() -> int:
             "goal": GOAL_MS,
             "holds": of_turn.serving_ms <= GOAL_MS,
             "details": {
+                "scheduler_ms": round(of_turn.scheduler_ms, 4),
+                "scheduler_goal_ms": SCHEDULER_GOAL_MS,
+                "scheduler_holds": of_turn.scheduler_ms <= SCHEDULER_GOAL_MS,
                 "parts_ms": {part: round(ms, 3) for part, ms in of_turn.parts_ms.items()},
                 "num_turns": of_turn.num_turns,
                 "num_train_steps": arguments.steps,

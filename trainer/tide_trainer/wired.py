@@ -194,7 +194,7 @@ class Wired:
         self._record("phase", phase="training")
         self._loop = TrainLoop(
             Parts(
-                self._backend, self._shell, self._rollout, self._sync, self._repository, self._record,
+                self._backend, self._shell, self._rollout, self._sync, self._repository, self._record_with_peaks,
                 self._save, self._keep_samples, self._roles, lambda: self.usage().cpu_s,
                 self._placeholder_id, self._pruning.prune,
             ),
@@ -202,6 +202,10 @@ class Wired:
             version=version,
         )  # fmt: skip
         return await self._loop.run()
+
+    def _record_with_peaks(self, event: str, **fields: Any) -> None:
+        peaks = self._engine_watch.take_peaks() if event == "train_step" else {}
+        self._record(event, **fields, **peaks)
 
     async def _engines_ready(self) -> None:
         for info in await self._engines_up:

@@ -267,3 +267,28 @@ async def test_w1_right_after_an_update_no_conversation_finds_anything_of_before
     cached, counted, _ = await turns()
     assert min(cached) >= 128
     assert counted == sum(cached)
+
+
+async def test_live_numbers_are_prometheus_text_too(case, eventually):
+    client = case.client()
+    await client.generate(prompt(5), GREEDY)
+
+    async def idle() -> bool:
+        return (await client.snapshot()).requests == {}
+
+    await eventually(idle)
+    text = await _metrics(client)
+    found = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
+    stats = await client.stats()
+    assert int(found["tide_engine_kv_size_tokens"]) == case.info.kv_tokens
+    assert int(found["tide_engine_kv_free_tokens"]) == case.info.kv_tokens - stats.kv_used_tokens
+    assert int(found["tide_engine_generated_tokens_total"]) == stats.generated_tokens
+    assert "# TYPE tide_engine_kv_used_tokens gauge" in text
+    await client.aclose()
+
+
+async def _metrics(client) -> str:
+    response = await client._control.request("GET", "/metrics", None)
+    assert response.status == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return response.body.decode()

@@ -85,7 +85,8 @@ def synthetic_records(num_steps: int = 30, *, eta: int = 1, seed: int = 7, level
             generated_tokens=2700, hit_rate=rng.uniform(0.88, 0.95), train_wall_s=rng.uniform(1.4, 1.9),
             sync_wall_s=rng.uniform(0.2, 0.4), training_wait_s=rng.uniform(0.5, 1.5),
             rollout_wait_s=rng.uniform(0.1, 0.8), parity_max_abs=rng.uniform(1e-5, 9e-5),
-            num_pauses=rng.randint(0, 30), num_resumes=rng.randint(0, 30), num_preemptions=rng.randint(0, 3),
+            num_pauses=rng.randint(0, 30), num_resumes=rng.randint(0, 30), num_aborts=rng.randint(0, 3),
+            num_requeues=version % 3, kv_usage=0.7 + version % 4 / 10, kv_measured=0.4 + version % 3 / 10,
             mode="one", roles={"local:0": "actor", "local:1": "rollout"},
             cpu_s={part: amount * rng.uniform(0.8, 1.2) for part, amount in CPU_PARTS.items()},
             num_turns=1000)  # fmt: skip

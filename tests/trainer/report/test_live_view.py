@@ -17,7 +17,7 @@ PROGRESS = {
     "buffers": [{"version": 12, "state": "filling", "occupied": 10, "reserved": 6, "size": 16}],
     "ranks": [
         {"rank": "local:1", "role": "rollout", "version": 12, "usage_tokens": 41_200, "budget_tokens": 65_536,
-         "num_active": 92, "num_paused": 8}
+         "measured_tokens": 30_100, "num_active": 92, "num_paused": 8}
     ],
     "num_queued": 20, "num_active": 92, "num_paused": 8,
 }  # fmt: skip
@@ -196,3 +196,37 @@ def test_an_encoding_that_lacks_a_letter_is_no_failure(clock: Any) -> None:
         shown.update({"event": "end", "status": "failed", "reason": "Größe"})
         shown.update({"event": "phase", "phase": "stopping"})
     assert raw.getvalue().decode().splitlines()[1].endswith("phase: stopping")
+
+
+def alarm(kind: str, state: str = "raised") -> dict[str, Any]:
+    return {"event": "alarm", "state": state, "rank": "local:1", "kind": kind, "message": "[red]40 tokens[/red]"}
+
+
+def test_alarms_and_missing_capacity_data_are_shown_until_they_are_over() -> None:
+    state = ViewState("q", 3)
+    state.fold(PROGRESS)
+    assert "engine 30.1" in drawn(state)
+    assert "alarm" not in drawn(state)
+    for kind in ("above", "missing", "evicted", "unreported"):
+        state.fold(alarm(kind))
+    state.fold({"event": "readiness", "ready": False})
+    shown = drawn(state)
+    assert "above at local:1: [red]40 tokens[/red]" in shown
+    assert "and 1 more alarms" in shown
+    assert "not ready" in shown
+    for kind in ("above", "missing", "evicted", "unreported"):
+        state.fold(alarm(kind, "cleared"))
+    state.fold({"event": "readiness", "ready": True})
+    assert "alarm" not in drawn(state)
+    assert "not ready" not in drawn(state)
+
+
+def test_alarms_are_lines_of_a_plain_log(clock: Any) -> None:
+    target = console(terminal=False)
+    with view(target, clock) as shown:
+        for record in (alarm("above"), alarm("above", "cleared"), {"event": "readiness", "ready": False}):
+            shown.update({"time_s": 1.0, **record})
+    text = output(target)
+    assert "alarm raised, above at rank local:1: [red]40 tokens[/red]" in text
+    assert "alarm cleared, above" in text
+    assert "not ready: no rollout rank" in text

@@ -25,7 +25,7 @@ def test_a_whole_run(make_run: Make, records: list[Any], samples: list[Any]) -> 
     assert path.name == "report.html"
     assert "The agent got better: sampled success on 200 held-out seeds rose from" in page.text
     assert "in 30 train steps, and the target of 90% was reached." in page.text
-    assert sum(tag == "svg" for tag, _ in page.seen) == 2 + 12
+    assert sum(tag == "svg" for tag, _ in page.seen) == 2 + 13
     assert "480 trained + 43 dropped = 523 prompts (dropped: all rewards equal 41, environment_lost 2)" in page.text
     assert "Seed 1000" in page.text
     assert "Seed 1001" in page.text

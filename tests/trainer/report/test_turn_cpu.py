@@ -52,3 +52,14 @@ def test_the_report_has_it_among_its_key_figures() -> None:
     assert figures["CPU of a turn"].value == "1.00 ms"
     assert figures["CPU of a turn"].note == "scheduler, router and gateway; goal: at most 2 ms"
     assert {figure.label: figure.value for figure in key_figures(summarise([]))}["CPU of a turn"] == "–"
+
+
+def test_the_schedulers_own_cpu_is_a_figure_with_its_goal() -> None:
+    found = turn_cpu([train_step()])
+    assert found is not None
+    assert found.scheduler_ms == pytest.approx(0.1)
+    figures = {figure.label: figure for figure in key_figures(summarise([train_step()]))}
+    assert (figures["Scheduling a turn"].value, figures["Scheduling a turn"].note) == (
+        "0.100 ms",
+        "CPU; goal: at most 0.1 ms",
+    )

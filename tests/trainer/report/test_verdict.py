@@ -117,13 +117,13 @@ def test_invariants_that_hold() -> None:
         parity_max_abs=1e-5,
         parity_tolerance=1e-3,
     )
-    assert states(good) == ["OK", "OK", "OK"]
+    assert states(good) == ["OK", "OK", "OK", "not recorded"]
     assert checks(summarise([good]))[0].measured == "480 trained + 3 dropped = 483 prompts (dropped: all equal 3)"
 
 
 def test_invariants_that_were_not_recorded() -> None:
-    assert states() == ["not recorded"] * 3
-    assert states(end(account=None, eta="one", largest_staleness=None, parity_max_abs=1.0)) == ["not recorded"] * 3
+    assert states() == ["not recorded"] * 4
+    assert states(end(account=None, eta="one", largest_staleness=None, parity_max_abs=1.0)) == ["not recorded"] * 4
 
 
 @pytest.mark.parametrize(
@@ -168,3 +168,28 @@ def test_fields_of_wrong_types_are_left_out() -> None:
     assert summary.cpu_s == {}
     assert key_figures(summary)
     assert verdict(summary)
+
+
+def alarm(state: str = "raised", kind: str = "above") -> dict[str, Any]:
+    return {"event": "alarm", "state": state, "rank": "rollout:0", "kind": kind, "message": "40 tokens too many"}
+
+
+def footprints(*records: dict[str, Any], interval_s: float = 1.0) -> tuple[str, str]:
+    watched = run(rollout={"watch": {"interval_s": interval_s}})
+    found = next(check for check in checks(summarise([watched, *records, end()])) if "Footprints" in check.rule)
+    return found.state, found.measured
+
+
+def test_belief_and_measurement_that_part_are_a_breach_also_when_they_met_again() -> None:
+    assert footprints() == ("OK", "no alarm; every rank was looked at each 1 s")
+    assert footprints(interval_s=0)[0] == "not recorded"
+    state, words = footprints(alarm(), alarm("cleared"), alarm(kind="evicted"))
+    assert state == "breach"
+    assert words == "2 alarms (above 1, evicted 1); the last one: 40 tokens too many"
+
+
+def test_t7_a_run_without_capacity_data_is_a_breach() -> None:
+    assert footprints({"event": "readiness", "ready": False}, {"event": "readiness", "ready": True}) == (
+        "breach",
+        "no rank said what its cache held, 1 times",
+    )

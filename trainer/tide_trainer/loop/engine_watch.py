@@ -87,6 +87,7 @@ class EngineWatch:
         self._reconciler = Reconciler(settings)
         self._ranks: dict[RankId, _Rank] = {}
         self._unready = False
+        self._peaks: dict[str, float] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
     def add_rank(self, info: EngineInfo, token: str | None, source: Source | None = None) -> None:
@@ -134,6 +135,11 @@ class EngineWatch:
             "alarms": [{"rank": str(a.rank), "kind": a.kind, "message": a.message} for a in self.alarms],
         }
 
+    def take_peaks(self) -> dict[str, float]:
+        """The largest share of its budget that a rank used, as believed and as measured, since the last call."""
+        peaks, self._peaks = self._peaks, {}
+        return peaks
+
     def ready(self) -> bool:
         """True where a rank is up whose cache is known: without one nothing may ever be granted on a guess."""
         view = self._shell.view()
@@ -163,7 +169,10 @@ class EngineWatch:
         )
         measured = None if snapshot is None else Measured(snapshot.stats.kv_used_tokens, snapshot.requests)
         rank.used_tokens = None if measured is None or measured.used_tokens < 0 else measured.used_tokens
+        budget_tokens = next((one.budget_tokens for one in view.ranks if one.rank == rank_id), 0)
+        self._peak("kv_usage", belief.usage_tokens, budget_tokens)
         if rank.used_tokens is not None:
+            self._peak("kv_measured", rank.used_tokens, budget_tokens)
             # It is as old as the question, for all that is known.
             self._shell.on_engine_usage(rank_id, rank.used_tokens, began_s)
         self._tell(*self._reconciler.look(belief, measured, now_s))
@@ -175,6 +184,10 @@ class EngineWatch:
         except (TrainerError, TimeoutError) as error:
             _LOG.debug("rollout rank %s did not say what it holds: %r", rank.info.rank, error)
             return None
+
+    def _peak(self, name: str, tokens: int, budget_tokens: int) -> None:
+        if budget_tokens:
+            self._peaks[name] = max(self._peaks.get(name, 0.0), tokens / budget_tokens)
 
     def _tell(self, raised: tuple[Alarm, ...], cleared: tuple[Alarm, ...]) -> None:
         for alarm in raised:

@@ -15,6 +15,7 @@ from tide_trainer.report.view_state import ViewState, printable
 
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_ROWS = 8
+MAX_ALARMS = 3
 LABEL_WIDTH = 11
 STATUS_STYLE = {"completed": "green", "failed": "bold red", "stopped": "yellow"}
 
@@ -77,6 +78,7 @@ def _rows(state: ViewState, now_s: float, draw: _Drawing) -> Iterable[tuple[str,
         yield "waits", _waits(state.step)
     yield from _buffers(state.progress, draw)
     yield from _ranks(state.progress, draw)
+    yield from _alarms(state)
     if state.progress:
         words = [f"{count(number(state.progress, f'num_{kind}'))} {kind}" for kind in ("active", "paused", "queued")]
         yield "tasks", Text(", ".join(words))
@@ -140,6 +142,15 @@ def _waits(step: Mapping[str, Any]) -> Text:
     return Text(", ".join(f"{label} {seconds(number(step, key))}" for label, key in shown))
 
 
+def _alarms(state: ViewState) -> Iterable[tuple[str, Text]]:
+    if not state.ready:
+        yield "not ready", Text("no rollout rank says what its KV cache holds", style="bold red")
+    for (rank, kind), message in list(state.alarms.items())[:MAX_ALARMS]:
+        yield "alarm", Text(printable(f"{kind} at {rank}: {message}"), style="bold red")
+    if len(state.alarms) > MAX_ALARMS:
+        yield "", Text(f"and {len(state.alarms) - MAX_ALARMS} more alarms", style="red")
+
+
 def _buffers(progress: Mapping[str, Any], draw: _Drawing) -> Iterable[tuple[str, Text]]:
     for buffer in _records(progress, "buffers"):
         size = number(buffer, "size") or 0.0
@@ -160,6 +171,8 @@ def _ranks(progress: Mapping[str, Any], draw: _Drawing) -> Iterable[tuple[str, T
         usage, budget = number(rank, "usage_tokens"), number(rank, "budget_tokens")
         text = draw.bar((usage or 0.0) / budget if budget else 0.0, "blue")
         text.append(f" {quantity(usage)}/{quantity(budget)} tok")
+        measured = number(rank, "measured_tokens")
+        text.append(f", engine {quantity(measured)}" if measured is not None else "", style="dim")
         text.append(f"  {count(number(rank, 'num_active'))} active, {count(number(rank, 'num_paused'))} paused")
         version = number(rank, "version")
         text.append(f"  {printable(str(rank.get('role') or ''))}", style="dim")

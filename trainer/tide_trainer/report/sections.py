@@ -41,6 +41,16 @@ def _learning(run: RunSummary) -> list[Figure]:
 def _scheduling(run: RunSummary) -> list[Figure]:
     return [
         line_chart(
+            "KV cache",
+            [
+                _line(run, "believed", "kv_usage", 1),
+                _line(run, "measured", "kv_measured", 3),
+            ],
+            unit="largest share of a rank's budget in the train step",
+            text=percent,
+            reference=(1.0, "budget"),
+        ),
+        line_chart(
             "Goodput",
             [_line(run, "trained tokens", "goodput_tokens_per_s", 1)],
             unit="tokens/s",
@@ -52,8 +62,12 @@ def _scheduling(run: RunSummary) -> list[Figure]:
             y_domain=(0.0, 1.0),
         ),
         stacked_bars(
-            "Pauses and preemptions",
-            [_line(run, "pauses", "num_pauses", 1), _line(run, "preemptions", "num_preemptions", 2)],
+            "Pauses, aborts and starts without a place",
+            [
+                _line(run, "pauses", "num_pauses", 1),
+                _line(run, "calls taken back", "num_aborts", 2),
+                _line(run, "starts put back", "num_requeues", 3),
+            ],
             unit="per train step",
         ),
     ]

@@ -56,6 +56,8 @@ class RunSummary:
         last_phase: the phase in which the run was last seen.
         wall_s: seconds of the whole run, as far as recorded.
         cpu_s: CPU seconds by part, from the end or summed over the train steps.
+        alarms: where belief and measurement of a rank's KV parted, raised and cleared.
+        num_unready: times that no rank said what its cache held.
     """
 
     name: str
@@ -78,6 +80,8 @@ class RunSummary:
     cpu_s: Mapping[str, float]
     peak_rss_bytes: Mapping[str, float]
     num_damaged: int
+    alarms: tuple[Mapping[str, Any], ...] = ()
+    num_unready: int = 0
 
     def setting(self, section: str, key: str) -> Any:
         """One value of the resolved configuration, None if it is not there."""
@@ -132,6 +136,8 @@ def summarise(records: Sequence[Mapping[str, Any]], *, name: str = "run") -> Run
         wall_s=_first_number(number(end, "wall_s"), _last_time(records)),
         cpu_s=numbers_of(end, "cpu_s") or _totals(numbers_of(step, "cpu_s") for step in steps),
         peak_rss_bytes=numbers_of(end, "peak_rss_bytes"),
+        alarms=tuple(record for record in records if record.get("event") == "alarm"),
+        num_unready=sum(record.get("event") == "readiness" and record.get("ready") is False for record in records),
         num_damaged=sum(record.get("event") == "damaged" for record in records),
     )
 

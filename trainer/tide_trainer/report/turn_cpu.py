@@ -12,6 +12,8 @@ SERVING = ("scheduler", "router", "gateway")
 """The parts that serve a turn, as against those that play it, sample it and learn from it."""
 GOAL_MS = 2.0
 """CPU that a turn may take in `SERVING` together."""
+SCHEDULER_GOAL_MS = 0.1
+"""CPU that a turn may take in the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class TurnCpu:
     def serving_ms(self) -> float:
         """Of the parts of `SERVING` together."""
         return sum(self.parts_ms.get(part, 0.0) for part in SERVING)
+
+    @property
+    def scheduler_ms(self) -> float:
+        """Of the pure scheduler: its events, its plans, and what the engines' measurements cost it."""
+        return self.parts_ms.get("scheduler", 0.0)
 
     def told(self) -> str:
         """In one line, with the goal."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tide_trainer.report.formats import MISSING, count, number, percent, quantity, seconds, size_of
 from tide_trainer.report.summary import Evaluation, RunSummary, differs
-from tide_trainer.report.turn_cpu import GOAL_MS, turn_cpu
+from tide_trainer.report.turn_cpu import GOAL_MS, SCHEDULER_GOAL_MS, turn_cpu
 
 State = Literal["OK", "breach", "not recorded"]
 
@@ -102,6 +102,11 @@ def key_figures(run: RunSummary) -> list[Figure]:
             f"{of_turn.serving_ms:.2f} ms" if of_turn else MISSING,
             f"scheduler, router and gateway; goal: at most {GOAL_MS:g} ms",
         ),
+        Figure(
+            "Scheduling a turn",
+            f"{of_turn.scheduler_ms:.3f} ms" if of_turn else MISSING,
+            f"CPU; goal: at most {SCHEDULER_GOAL_MS:g} ms",
+        ),
         Figure("Goodput", f"{quantity(_mean(goodput))} tok/s" if goodput else MISSING, "mean, trained tokens"),
         Figure("Trained tokens", quantity(sum(trained)) if trained else MISSING, "sampled by the model"),
         Figure("Prefix-cache hits", percent(_mean(hits)), "mean, of prompt tokens"),
@@ -119,7 +124,7 @@ def _mean(values: list[float]) -> float | None:
 
 def checks(run: RunSummary) -> list[Check]:
     """The invariants that the run's records can confirm or refute."""
-    return [_prompts(run), _staleness(run), _parity(run)]
+    return [_prompts(run), _staleness(run), _parity(run), _footprints(run)]
 
 
 def breached(run: RunSummary) -> list[str]:
@@ -159,6 +164,24 @@ def _staleness(run: RunSummary) -> Check:
         return Check(rule, "not recorded", "The run did not record its staleness, or its bound.")
     state: State = "OK" if run.largest_staleness <= run.eta else "breach"
     return Check(rule, state, f"largest staleness {run.largest_staleness:g}, bound eta = {run.eta:g}")
+
+
+def _footprints(run: RunSummary) -> Check:
+    rule = "Footprints: what the scheduler believes is what the engines measure"
+    watch = run.setting("rollout", "watch")
+    interval_s = number(watch, "interval_s") if isinstance(watch, Mapping) else None
+    if not interval_s:
+        return Check(rule, "not recorded", "The run did not look at its engines' live KV use.")
+    raised = [alarm for alarm in run.alarms if alarm.get("state") == "raised"]
+    if not raised and not run.num_unready:
+        return Check(rule, "OK", f"no alarm; every rank was looked at each {interval_s:g} s")
+    by_kind: dict[str, float] = {}
+    for alarm in raised:
+        kind = str(alarm.get("kind"))
+        by_kind[kind] = by_kind.get(kind, 0.0) + 1
+    words = f"{len(raised)} alarms ({_listed(by_kind)}); the last one: {raised[-1].get('message')}" if raised else ""
+    unready = f"no rank said what its cache held, {run.num_unready} times" if run.num_unready else ""
+    return Check(rule, "breach", "; ".join(part for part in (words, unready) if part))
 
 
 def _parity(run: RunSummary) -> Check:

@@ -33,6 +33,8 @@ class ViewState:
     greedy: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
     batch: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
     time_s: float = 0.0
+    alarms: dict[tuple[str, str], str] = field(default_factory=dict)
+    ready: bool = True
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMED + 1))
 
     def fold(self, record: Mapping[str, Any]) -> None:
@@ -54,6 +56,14 @@ class ViewState:
                 self.warm_start = record
             case "progress":
                 self.progress = record
+            case "alarm":
+                key = (str(record.get("rank")), str(record.get("kind")))
+                if record.get("state") == "raised":
+                    self.alarms[key] = str(record.get("message") or "")
+                else:
+                    self.alarms.pop(key, None)
+            case "readiness":
+                self.ready = record.get("ready") is not False
             case "end":
                 self.end = record
                 self.phase = str(record.get("status") or "ended")
@@ -93,6 +103,11 @@ def plain_line(record: Mapping[str, Any], max_train_steps: int) -> str:
             version = number(record, "model_version")
             step = "?" if version is None else f"{version:.0f}"
             return f"train step {step}/{max_train_steps}: {_fields(record, keys)}"
+        case "alarm":
+            told = f": {record.get('message')}" if record.get("message") else ""
+            return f"alarm {record.get('state')}, {record.get('kind')} at rank {record.get('rank')}{told}"
+        case "readiness":
+            return "ready again" if record.get("ready") else "not ready: no rollout rank says what its KV cache holds"
         case "end":
             reason = record.get("reason")
             return f"end: {record.get('status')}" + (f" ({reason})" if reason else "")
