@@ -55,7 +55,7 @@ def body(monkeypatch):
 
     def use(coroutine_function):
         @asynccontextmanager
-        async def wired(*_):
+        async def wired(*_, **__):
             yield Parts(coroutine_function)
 
         monkeypatch.setattr(run, "wired", wired)
@@ -126,7 +126,7 @@ async def test_a_report_that_cannot_be_written_hides_neither_the_account_nor_the
 
 async def test_the_end_tells_what_a_turn_cost(settings, monkeypatch, capsys):
     @asynccontextmanager
-    async def wired(_settings, _directory, _repository, record, _keep_samples):
+    async def wired(_settings, _directory, _repository, record, _keep_samples, **_):
         async def body():
             cpu_s = {"main": 0.5, "router": 0.3, "gateway": 0.6, "engine": 1.0}
             record("train_step", model_version=1, num_turns=1000, scheduler_cpu_s=0.1, cpu_s=cpu_s)

@@ -103,7 +103,7 @@ def test_filtering_a_complete_group_closes_up() -> None:
     assert buffers.ready()
 
 
-def test_a_filtered_group_frees_room_for_a_new_one() -> None:
+def test_t4_a_filtered_group_frees_room_for_a_new_one() -> None:
     """T4: with nine of ten groups filtered, training still goes on."""
     buffers = StalenessBuffers(eta=1, batch_size=4)
     started = 0
@@ -150,32 +150,52 @@ def test_a_complete_group_cannot_become_older() -> None:
         buffers.lower("a", 2)
 
 
-def test_stuck_time_runs_while_the_trainer_waits() -> None:
+def test_a_stuck_buffer_names_what_it_waits_for() -> None:
     buffers = StalenessBuffers(eta=1, batch_size=2, version=1)
-    for entry in ("a", "b"):
-        buffers.reserve(entry, 0)
-    assert buffers.overdue(0.0, 60.0) == ()
-    assert buffers.overdue(59.9, 60.0) == ()
-    assert buffers.overdue(60.0, 60.0) == ("a", "b")
+    buffers.reserve("a", 0)
+    assert buffers.stuck() == ()
+    buffers.reserve("b", 0)
+    assert buffers.stuck() == ("a", "b")
     buffers.occupy("a")
-    assert buffers.overdue(61.0, 60.0) == ("b",)
+    assert buffers.stuck() == ("b",)
     buffers.delete("b")
-    assert buffers.overdue(62.0, 60.0) == ()
-    # Waiting stopped the clock: Stuck again means counting afresh.
-    buffers.reserve("c", 0)
-    assert buffers.overdue(100.0, 60.0) == ()
-    assert buffers.overdue(160.0, 60.0) == ("c",)
+    assert buffers.stuck() == ()
 
 
-def test_consuming_restarts_the_stuck_clock() -> None:
-    buffers = StalenessBuffers(eta=1, batch_size=1, version=1)
-    buffers.reserve("b", 1)
-    buffers.reserve("a", 1)
-    assert buffers.overdue(0.0, 60.0) == ()
-    buffers.occupy("a")
+def test_redundant_groups_beyond_the_batch_are_surplus_where_no_later_buffer_admits_them() -> None:
+    buffers = StalenessBuffers(eta=0, batch_size=2, num_spare=2)
+    for entry in "abcd":
+        buffers.reserve(entry, 0)
+    assert not buffers.can_reserve(0)
+    for entry in "dba":
+        buffers.occupy(entry)
+    assert buffers.ready()
+    assert buffers.consume() == ("d", "b")
+    assert set(buffers.surplus) == {"a", "c"}
+    assert len(buffers) == 0
+
+
+def test_redundant_groups_that_a_later_buffer_admits_live_on() -> None:
+    buffers = StalenessBuffers(eta=1, batch_size=1, version=3, num_spare=1)
+    assert [buffers.reserve(entry, 3) for entry in "ab"] == [4, 4]
+    assert [buffers.reserve(entry, 2) for entry in "cd"] == [3, 3]
+    buffers.occupy("c")
+    buffers.delete("a")
+    assert buffers.consume() == ("c",)
+    # d of version 2 fits no buffer of version 4 with eta 1; b waits on in its own.
+    assert buffers.surplus == ("d",)
+    assert place_of(buffers, "b") == 4
+
+
+def test_complete_redundant_groups_carry_over_to_the_next_batch() -> None:
+    buffers = StalenessBuffers(eta=1, batch_size=1, num_spare=1)
+    for entry in "ab":
+        buffers.reserve(entry, 0)
+    for entry in "ab":
+        buffers.occupy(entry)
     assert buffers.consume() == ("a",)
-    assert buffers.overdue(100.0, 60.0) == ()
-    assert buffers.overdue(160.0, 60.0) == ("b",)
+    assert buffers.surplus == ()
+    assert buffers.consume() == ("b",)
 
 
 def test_misuse_is_named() -> None:
@@ -197,7 +217,7 @@ def test_misuse_is_named() -> None:
         StalenessBuffers(eta=0, batch_size=0)
 
 
-def test_resume_keeps_the_bound_and_the_capacity() -> None:
+def test_t1_resume_keeps_the_bound_and_the_capacity() -> None:
     """T1: resumed at version 7 with eta 1, never more than two batches are admitted."""
     buffers = StalenessBuffers(eta=1, batch_size=4, version=7)
     for k in range(5):
@@ -222,12 +242,12 @@ def test_resume_keeps_the_bound_and_the_capacity() -> None:
         (tuple(EntryRecord(str(k), 3, 3, True) for k in range(3)), "holds 3 of 2"),
     ],
 )
-def test_a_snapshot_that_breaks_the_bound_is_refused(records: tuple[EntryRecord, ...], message: str) -> None:
+def test_t3_a_snapshot_that_breaks_the_bound_is_refused(records: tuple[EntryRecord, ...], message: str) -> None:
     with pytest.raises(StalenessError, match=message):
         StalenessBuffers.restore(BuffersSnapshot(eta=1, batch_size=2, version=3, entries=records))
 
 
-def test_a_complete_group_that_waits_too_long_blocks_instead_of_ageing() -> None:
+def test_t3_a_complete_group_that_waits_too_long_blocks_instead_of_ageing() -> None:
     """T3: complete at v0 in a later buffer; the versions go on only by consuming, so that it is consumed in time."""
     buffers = StalenessBuffers(eta=1, batch_size=1)
     for entry in ("a", "b"):
@@ -241,7 +261,7 @@ def test_a_complete_group_that_waits_too_long_blocks_instead_of_ageing() -> None
 
 @pytest.mark.parametrize("eta", [0, 1, 2])
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
-def test_a_run_ends_after_its_train_steps(eta: int, num_steps: int) -> None:
+def test_t10_a_run_ends_after_its_train_steps(eta: int, num_steps: int) -> None:
     """T10: rollout that keeps one version behind never blocks the last train step."""
     buffers = StalenessBuffers(eta=eta, batch_size=2)
     started, trained, rollout_version = 0, 0, 0
