@@ -96,7 +96,7 @@ def test_missing_siblings_start_before_new_groups_and_evaluation_before_both(sit
 
 
 def crowd(made, order: int) -> None:
-    """`big` fills a rank of 300; `paused` of buffer `order` waits; g/1 is the missing sibling of a group of buffer 5."""
+    """`big` fills a rank of 300; `paused` of buffer `order` waits; g/1 is missing in a group of buffer 5."""
     made.set_environment_capacity("one", 1)
     made.add("g/0", "g/1", siblings=2, order=5, environment="one")
     made.plan(0.0)

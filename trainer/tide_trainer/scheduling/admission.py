@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from tide_trainer.scheduling.capacity import EnvironmentState
 from tide_trainer.scheduling.plan import Admit, Phase
-from tide_trainer.scheduling.state import EnvironmentState, GroupState, RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import GroupState, RankState, SchedulerState, TaskState
 
 Entry = tuple[int, int, int, TaskState]
 
@@ -126,7 +127,7 @@ class Admission:
         self._state.admission_dirty = True
 
     def _next(self, full: set[int]) -> tuple[int, TaskState] | None:
-        """The queued task that starts next, and its tier; environments without room and `full` versions are left out."""
+        """The queued task that starts next, and its tier; full environments and `full` versions are left out."""
         lanes = [lane for lane in self._lanes.values() if self._pool(lane.version) not in full]
         types = self._state.task_types if self._state.settings.balance_task_types else {}
         for tier in (0, 1, 2):
@@ -176,7 +177,7 @@ class Admission:
         return rank.projected.usage_tokens + added <= rank.budget_tokens or not rank.tasks
 
     def _goes_before_those_that_wait(self, rank: RankState, task: TaskState, tier: int) -> bool:
-        """Resumed before new. Evaluation waits for its own kind only, a missing sibling for what is not of a later buffer."""
+        """Resumed before new. Evaluation waits for its own kind, a missing sibling for what is not of a later buffer."""
         if tier == 2 or rank.num_waiting_eval or rank.num_starved:
             return False
         earliest = rank.earliest_order()

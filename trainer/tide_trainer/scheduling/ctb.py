@@ -39,8 +39,8 @@ _STARTED = tuple(phase for phase in Phase if phase is not Phase.QUEUED)
 class TaskScheduler:
     """Admits, pauses and resumes tasks so that what is resident on each rank stays useful.
 
-    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision and per rank that an event touched,
-    plus O(environments x task types) while tasks are queued. What touches a rank as such (a weight update, a rank that
+    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision and per rank that an event
+    touched, plus O(environments x task types) while tasks are queued. What touches a rank as such (a weight update, a rank that
     comes or goes) is O(tasks). Not thread-safe. An event that raises has changed nothing. Times are any monotonic
     clock's seconds.
     """

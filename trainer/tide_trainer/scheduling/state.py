@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tide_trainer.scheduling.budget import TokenLedger
+from tide_trainer.scheduling.capacity import EnvironmentState
 from tide_trainer.scheduling.growth import GrowthPredictor
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
 from tide_trainer.scheduling.priority import Key, waiting_key
@@ -29,29 +30,6 @@ class GroupState:
     home: RankId | None = None
     members: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
     held_back: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
-
-
-@dataclass(slots=True, eq=False)
-class EnvironmentState:
-    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`.
-
-    Of the limit, `reserved_eval` are for evaluation only.
-    """
-
-    name: str
-    limit: int | None = None
-    reserved_eval: int = 0
-    num_tasks: int = 0
-    num_train: int = 0
-    blocked_until_s: float | None = None
-
-    def has_room(self, *, is_eval: bool) -> bool:
-        """Whether one more task of the kind may start."""
-        if self.blocked_until_s is not None:
-            return False
-        if self.limit is None:
-            return True
-        return self.num_tasks < self.limit and (is_eval or self.num_train < self.limit - self.reserved_eval)
 
 
 @dataclass(slots=True, eq=False)
