@@ -38,9 +38,13 @@ def test_a_result_that_finds_no_room_leaves_whole_lines_and_can_be_written_later
 
 
 def test_a_full_disk_is_told_although_the_folder_is_closed_on_it(tmp_path):
-    with full_at(600), pytest.raises(EvaluationFailed), EvaluationFolder(tmp_path, {}, resume=False) as folder:
-        for number in range(100):
-            folder.add(Record(str(number), 0, "completed", 1.0, 3, error="told " * 20))
+    def play() -> None:
+        with EvaluationFolder(tmp_path, {}, resume=False) as folder:
+            for number in range(100):
+                folder.add(Record(str(number), 0, "completed", 1.0, 3, error="told " * 20))
+
+    with full_at(600), pytest.raises(EvaluationFailed, match="File too large"):
+        play()
     assert kept(tmp_path) == ["0", "1"]
 
 
