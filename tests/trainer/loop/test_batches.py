@@ -76,7 +76,7 @@ def test_figures_of_nothing_are_zeros():
 def test_no_prompt_is_handed_out_twice_and_no_split_shares_a_seed():
     tasks = TaskSettings(environment="toy", parameters={"level": 1})
     source = PromptSource(tasks)
-    train = [source.take() for _ in range(300)]
+    train = [source.take().prompt for _ in range(300)]
     tests, demos = held_out(tasks), demonstrations(tasks, 300)
     assert len({prompt.uid for prompt in (*train, *tests, *demos)}) == 800
     seeds = [{prompt.seed for prompt in part} for part in (train, tests, demos)]
@@ -88,8 +88,8 @@ def test_no_prompt_is_handed_out_twice_and_no_split_shares_a_seed():
 def test_a_source_goes_on_where_an_earlier_one_stopped():
     tasks = TaskSettings(environment="toy")
     first = PromptSource(tasks)
-    taken = [first.take() for _ in range(3)]
-    assert PromptSource(tasks, first.position).take().seed == taken[-1].seed + 1
+    taken = [first.take().prompt for _ in range(3)]
+    assert PromptSource(tasks, first.position).take().prompt.seed == taken[-1].seed + 1
 
 
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_its_last_share():
