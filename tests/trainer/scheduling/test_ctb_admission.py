@@ -95,6 +95,41 @@ def test_missing_siblings_start_before_new_groups_and_evaluation_before_both(sit
     assert started == ["eval", "g/1", "new"]
 
 
+def crowd(made, order: int) -> None:
+    """`big` fills a rank of 300; `paused` of buffer `order` waits; g/1 is missing in a group of buffer 5."""
+    made.set_environment_capacity("one", 1)
+    made.add("g/0", "g/1", siblings=2, order=5, environment="one")
+    made.plan(0.0)
+    made.on_call("g/0", 10, 10, 0.0)
+    made.plan(0.0)
+    made.on_turn("g/0", 20, 0.0)
+    for task, key in (("big", 0), ("paused", order)):
+        made.start(task, 10, order=key)
+    made.on_call("big", 240, 10, 1.0)
+    made.plan(1.0)
+    made.on_call("paused", 200, 10, 1.0)
+    assert made.decide(1.0) == [("Pause", "paused")]
+    made.on_end("g/0", 2.0)
+
+
+def test_a_missing_sibling_goes_before_a_paused_task_of_a_later_buffer_only(situation) -> None:
+    admitted: dict[int, list[tuple[str, str]]] = {}
+    for order in (4, 5, 6):
+        made = situation(budget_tokens=300, max_wait_s=100.0)
+        crowd(made, order)
+        made.add("new", order=0)
+        admitted[order] = made.decide(2.0)
+        made.check()
+    assert admitted == {4: [], 5: [], 6: [("Admit", "g/1")]}
+
+
+def test_a_starved_task_is_overtaken_by_no_sibling(situation) -> None:
+    made = situation(budget_tokens=300, max_wait_s=0.5)
+    crowd(made, 6)
+    made.plan(1.6)
+    assert made.decide(2.0) == []
+
+
 def test_environment_capacity_limits_its_own_tasks_only(situation) -> None:
     made = situation()
     made.set_environment_capacity("slow", 1)
@@ -106,6 +141,21 @@ def test_environment_capacity_limits_its_own_tasks_only(situation) -> None:
     made.set_environment_capacity("slow", None)
     made.add("s3", environment="slow")
     assert made.decide(2.0) == [("Admit", "s3")]
+
+
+def test_evaluation_has_its_reserved_environment_slots(situation) -> None:
+    made = situation()
+    made.set_environment_capacity("env", 3, reserved_eval=1)
+    made.add("t1", "t2", "t3")
+    assert made.decide(0.0) == [("Admit", "t1"), ("Admit", "t2")]
+    made.add("e1", "e2", kind="eval")
+    assert made.decide(1.0) == [("Admit", "e1")]
+    made.on_end("t1", 2.0)
+    assert made.decide(2.0) == [("Admit", "e2")], "it may use the others too, and goes first"
+    made.on_end("e1", 3.0)
+    assert made.decide(3.0) == [("Admit", "t3")]
+    with pytest.raises(SchedulerError, match="reserved_eval 4 must be between 0 and the limit 3"):
+        made.set_environment_capacity("env", 3, reserved_eval=4)
 
 
 def test_a_task_that_the_gateway_turned_away_is_queued_again(situation) -> None:

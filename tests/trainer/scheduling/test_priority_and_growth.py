@@ -9,12 +9,13 @@ from tide_trainer.scheduling.priority import Key, waiting_key
 from tide_trainer.scheduling.settings import CtbSettings, FootprintPrior, PriorityWeights
 
 
-def key(settings: CtbSettings, *, ev=False, completion=0.0, active=False, context=0, since=None) -> Key:
+def key(settings: CtbSettings, *, ev=False, completion=0.0, active=False, order=0, context=0, since=None) -> Key:
     return waiting_key(
         settings,
         is_eval=ev,
         completion=completion,
         active=active,
+        order_key=order,
         context_tokens=context,
         starved_since_s=since,
     )
@@ -30,7 +31,8 @@ def test_tiers_are_lexicographic() -> None:
         key(settings, since=4.0, completion=1.0, active=True, context=9000),
         key(settings, completion=0.5),
         key(settings, completion=0.4, active=True, context=9000),
-        key(settings, active=True),
+        key(settings, active=True, order=9),
+        key(settings, order=-1),
         key(settings, context=4000),
         key(settings, context=100),
     ]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from tide_trainer.scheduling.capacity import EnvironmentState
 from tide_trainer.scheduling.plan import Admit, Phase
-from tide_trainer.scheduling.state import EnvironmentState, GroupState, RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import GroupState, RankState, SchedulerState, TaskState
 
 Entry = tuple[int, int, int, TaskState]
+
+# Ranks with waiting calls that a missing sibling tries, beside its group's own.
+_MAX_PASSABLE = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +41,8 @@ class Admission:
 
     Source: TideRL section 4.1. Order: evaluation, then missing siblings of open groups, then first tasks of new groups;
     inside each by `order_key`. The head is never overtaken by a smaller task, except where its environment is full, or
-    on ranks of another model version than the head's.
+    on ranks of another model version than the head's. A task that is paused on a rank goes before new ones there, but
+    not before a missing sibling with an earlier `order_key`.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -84,21 +89,23 @@ class Admission:
             self.submit(group.held_back.pop(uid))
 
     def admit(self, now_s: float) -> None:
-        """Starts queued tasks while one fits somewhere. O(lanes + ranks) per task started."""
+        """Starts queued tasks while one fits somewhere. O(lanes + log ranks) per task started."""
         state = self._state
-        ranks = list(state.ranks.values()) if state.admission_dirty else [state.ranks[rank] for rank in state.dirty]
+        if not state.admission_dirty and not state.dirty:
+            return
         state.admission_dirty = False
         full: set[int] = set()
-        while ranks and (task := self._next(full)) is not None:
+        while (found := self._next(full)) is not None:
+            tier, task = found
             tokens = self._projected(task)
-            rank = self._choose(task, tokens, ranks)
+            rank = self._choose(task, tier, tokens)
             if rank is None:
                 full.add(self._pool(task.entry.version))
                 continue
             self._start(task, rank, tokens, now_s)
+            state.index.refresh(rank)
             # Another head may fit where the last one did not.
             full.clear()
-            ranks = list(state.ranks.values())
 
     def drop_empty_lanes(self) -> None:
         """Forgets the lanes that hold no task. O(lanes)."""
@@ -119,26 +126,22 @@ class Admission:
         heapq.heappush(lane.queues[0 if task.is_eval else tier], (entry.order_key, task.seq, task.stamp, task))
         self._state.admission_dirty = True
 
-    def _next(self, full: set[int]) -> TaskState | None:
-        """The queued task that starts next; environments without room and `full` versions are left out."""
-        lanes = [
-            lane
-            for lane in self._lanes.values()
-            if lane.environment.has_room() and self._pool(lane.version) not in full
-        ]
+    def _next(self, full: set[int]) -> tuple[int, TaskState] | None:
+        """The queued task that starts next, and its tier; full environments and `full` versions are left out."""
+        lanes = [lane for lane in self._lanes.values() if self._pool(lane.version) not in full]
         types = self._state.task_types if self._state.settings.balance_task_types else {}
         for tier in (0, 1, 2):
             best: tuple[int, Entry] | None = None
             for lane in lanes:
                 head = lane.head(tier)
-                if head is None:
+                if head is None or not lane.environment.has_room(is_eval=tier == 0):
                     continue
                 # `seq` in the entry is unique, so that a comparison never reaches the task itself.
                 candidate = (types.get(lane.task_type, 0) if tier == 2 else 0, head)
                 if best is None or candidate < best:
                     best = candidate
             if best is not None:
-                return best[1][3]
+                return tier, best[1][3]
         return None
 
     def _projected(self, task: TaskState) -> int:
@@ -146,34 +149,39 @@ class Admission:
         name = task.environment.name
         return growth.projected_tokens(name, growth.first_call_tokens(name, task.group.prompt_tokens))
 
-    def _choose(self, task: TaskState, tokens: int, ranks: list[RankState]) -> RankState | None:
+    def _choose(self, task: TaskState, tier: int, tokens: int) -> RankState | None:
         """The group's rank if the task fits there, else the rank with the most room."""
-        best: RankState | None = None
-        best_room = 0
-        for rank in ranks:
-            if not self._accepts(rank, task, tokens):
-                continue
-            if rank.rank == task.group.home:
-                return rank
-            room = rank.budget_tokens - rank.projected.usage_tokens
-            if best is None or room > best_room:
-                best, best_room = rank, room
-        return best
+        state = self._state
+        home = None if task.group.home is None else state.ranks.get(task.group.home)
+        if home is not None and self._accepts(home, task, tier, tokens):
+            return home
+        version = self._pool(task.entry.version)
+        roomiest = state.index.roomiest(version)
+        candidates = [] if roomiest is None else [roomiest]
+        if tier < 2:
+            candidates += state.index.passable(version, _MAX_PASSABLE if tier == 1 else 1)
+        accepting = [rank for rank in candidates if self._accepts(rank, task, tier, tokens)]
+        return max(accepting, key=lambda rank: rank.budget_tokens - rank.projected.usage_tokens, default=None)
 
-    def _accepts(self, rank: RankState, task: TaskState, tokens: int) -> bool:
+    def _accepts(self, rank: RankState, task: TaskState, tier: int, tokens: int) -> bool:
         settings = self._state.settings
-        if not rank.gate_open or not self._state.serves(rank, task):
+        if not rank.gate_open or rank.overloaded or not self._state.serves(rank, task):
             return False
         if settings.max_tasks_per_rank and len(rank.tasks) >= settings.max_tasks_per_rank:
             return False
         if settings.ctb == "off":
             return True
-        # Resumed before new; evaluation waits only for what goes before it.
-        waiting = rank.num_waiting_eval + rank.num_starved if task.is_eval else len(rank.waiting)
-        if waiting:
+        if rank.waiting and not self._goes_before_those_that_wait(rank, task, tier):
             return False
         added = rank.projected.marginal_tokens(tokens, task.group.uid, self._state.shared_tokens(task))
         return rank.projected.usage_tokens + added <= rank.budget_tokens or not rank.tasks
+
+    def _goes_before_those_that_wait(self, rank: RankState, task: TaskState, tier: int) -> bool:
+        """Resumed before new. Evaluation waits for its own kind, a missing sibling for what is not of a later buffer."""
+        if tier == 2 or rank.num_waiting_eval or rank.num_starved:
+            return False
+        earliest = rank.earliest_order()
+        return tier == 0 or earliest is None or task.entry.order_key < earliest
 
     def _start(self, task: TaskState, rank: RankState, tokens: int, now_s: float) -> None:
         state, group = self._state, task.group

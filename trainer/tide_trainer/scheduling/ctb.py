@@ -17,23 +17,20 @@ from collections.abc import Collection
 
 from tide_trainer.scheduling.admission import Admission
 from tide_trainer.scheduling.gates import Gates
-from tide_trainer.scheduling.inspection import check, view_of
+from tide_trainer.scheduling.inspection import check, in_phase, known, rank_of, view_of
 from tide_trainer.scheduling.lifecycle import Lifecycle
 from tide_trainer.scheduling.plan import (
     Decision,
     Phase,
     Report,
     SchedulerError,
-    SchedulerFullError,
     SchedulerView,
     TaskEntry,
-    UnknownRankError,
-    UnknownTaskError,
-    WrongPhaseError,
 )
 from tide_trainer.scheduling.serving import Serving
 from tide_trainer.scheduling.settings import CtbSettings
-from tide_trainer.scheduling.state import GroupState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
+from tide_trainer.scheduling.watermark import Watermark
 from tide_trainer.types import RankId
 
 _STARTED = tuple(phase for phase in Phase if phase is not Phase.QUEUED)
@@ -42,21 +39,29 @@ _STARTED = tuple(phase for phase in Phase if phase is not Phase.QUEUED)
 class TaskScheduler:
     """Admits, pauses and resumes tasks so that what is resident on each rank stays useful.
 
-    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision plus O(ranks + environments) while
-    tasks are queued, and O(ranks) for each rank that has room while tasks are paused elsewhere. Not thread-safe. An
-    event that raises has changed nothing. Times are any monotonic clock's seconds.
+    An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision and per rank that an event
+    touched, plus O(environments x task types) while tasks are queued. What touches a rank as such (a weight update, a rank that
+    comes or goes) is O(tasks). Not thread-safe. An event that raises has changed nothing. Times are any monotonic
+    clock's seconds.
     """
 
     def __init__(self, settings: CtbSettings) -> None:
         """Makes a scheduler without ranks: it grants nothing until `add_rank`."""
-        self._settings = settings
         self._state = SchedulerState(settings)
         self._admission = Admission(self._state)
         self._serving = Serving(self._state)
         self._lifecycle = Lifecycle(self._state, self._admission, self._serving)
+        self._watermark = Watermark(self._state)
         self._gates = Gates(self._state, self._admission, self._serving, self._lifecycle)
 
-    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int = 1, version: int = 0) -> None:
+    def add_rank(
+        self,
+        rank: RankId,
+        budget_tokens: int,
+        block_tokens: int = 1,
+        version: int = 0,
+        kv_tokens: int | None = None,
+    ) -> None:
         """Adds a rollout rank, or changes the budget of one that is there.
 
         Args:
@@ -64,13 +69,14 @@ class TaskScheduler:
             budget_tokens: see `CtbSettings.budget_tokens`; at least one block.
             block_tokens: the engine's KV block size; footprints are rounded up to it. Fixed at the first call.
             version: the model version that a new rank serves (a warm start's are negative); `open_gate` changes it.
+            kv_tokens: the engine's KV cache, for the abort watermark. None: as before, or by the budget's share.
         """
         if block_tokens < 1 or budget_tokens < block_tokens:
             raise SchedulerError(
                 f"rank {rank}: budget_tokens {budget_tokens} must hold at least one block of {block_tokens} tokens; "
                 "without capacity data the rank cannot be scheduled"
             )
-        self._gates.add_rank(rank, budget_tokens, block_tokens, version)
+        self._gates.add_rank(rank, budget_tokens, block_tokens, version, kv_tokens)
 
     def remove_rank(self, rank: RankId) -> tuple[str, ...]:
         """Takes a rank out at once (dead, or moved to another role); its tasks are placed anew at their next call.
@@ -81,9 +87,7 @@ class TaskScheduler:
         Raises:
             UnknownRankError: it is not here.
         """
-        if rank not in self._state.ranks:
-            present = ", ".join(map(str, self._state.ranks)) or "none"
-            raise UnknownRankError(f"rank {rank} is not here; present: {present}")
+        rank_of(self._state, rank)
         return self._gates.remove_rank(rank)
 
     def submit(self, entry: TaskEntry) -> None:
@@ -93,36 +97,14 @@ class TaskScheduler:
             SchedulerFullError: `max_tasks` are known; submit again later.
             SchedulerError: the id is known, or the entry makes no sense.
         """
-        state = self._state
-        if entry.task in state.tasks:
-            raise SchedulerError(f"task {entry.task!r} is already submitted; use a new id")
-        if entry.num_siblings < 1:
-            raise SchedulerError(
-                f"task {entry.task!r}: num_siblings is {entry.num_siblings}; it counts the task itself"
-            )
-        if len(state.tasks) >= self._settings.max_tasks:
-            raise SchedulerFullError(f"{len(state.tasks)} tasks are known, max_tasks is {self._settings.max_tasks}")
-        group = state.groups.get(entry.group)
-        if group is None:
-            group = state.groups[entry.group] = GroupState(entry.group, entry.num_siblings)
-        elif group.num_siblings != entry.num_siblings:
-            raise SchedulerError(
-                f"task {entry.task!r}: num_siblings is {entry.num_siblings}, its group has {group.num_siblings}"
-            )
-        task = TaskState(entry, next(state.sequence), group, state.environment(entry.environment))
-        state.tasks[entry.task] = group.members[entry.task] = task
-        state.phases[Phase.QUEUED] += 1
-        self._admission.submit(task)
-        if entry.version is not None:
-            state.anchored[entry.task] = task
-            self._gates.refuse_lost((task,))
+        self._gates.refuse_lost((self._lifecycle.submit(entry),))
 
     def withdraw(self, task: str) -> None:
         """Forgets a task in any phase without counting it as finished (its group was aborted).
 
         The shell aborts a call that is at the engine first: its tokens count no longer.
         """
-        self._lifecycle.forget(self._known(task))
+        self._lifecycle.forget(known(self._state, task))
 
     def requeue(self, task: str, retry_at_s: float | None = None) -> None:
         """Puts an admitted task back into the queue (the gateway answered 429).
@@ -131,7 +113,7 @@ class TaskScheduler:
             task: its id; it must not have made a call.
             retry_at_s: no task of its environment is admitted before; None sets no such time.
         """
-        found = self._in_phase(task, "requeue", Phase.ADMITTED)
+        found = in_phase(self._state, task, "requeue", Phase.ADMITTED)
         self._lifecycle.leave(found)
         self._state.set_phase(found, Phase.QUEUED)
         self._admission.requeue(found)
@@ -152,15 +134,8 @@ class TaskScheduler:
             raise SchedulerError(
                 f"task {task!r}: prompt_tokens {prompt_tokens} and max_new_tokens {max_new_tokens} must be at least 1"
             )
-        found = self._in_phase(task, "on_call", Phase.ADMITTED, Phase.ACTING)
-        state = self._state
-        state.release(found)
-        if found.first_prompt_tokens == 0:
-            self._lifecycle.first_prompt(found, prompt_tokens, max_new_tokens)
-        found.prompt_tokens, found.max_new_tokens = prompt_tokens, max_new_tokens
-        found.waiting_since_s = now_s
-        state.set_phase(found, Phase.HELD)
-        self._lifecycle.hold(found)
+        found = in_phase(self._state, task, "on_call", Phase.ADMITTED, Phase.ACTING)
+        self._lifecycle.call(found, prompt_tokens, max_new_tokens, now_s)
 
     def on_turn(self, task: str, context_tokens: int, now_s: float) -> None:
         """The call has been answered; the environment acts now and the context stays on the rank.
@@ -172,14 +147,11 @@ class TaskScheduler:
         """
         if context_tokens < 1:
             raise SchedulerError(f"task {task!r}: context_tokens {context_tokens} must be at least 1")
-        found = self._known(task)
+        found = known(self._state, task)
         displaced = found.phase is Phase.ACTING and found.rank is None
         if not displaced:
-            self._in_phase(task, "on_turn", Phase.GENERATING)
-        found.context_tokens = context_tokens
-        if found.rank is not None:
-            self._state.set_phase(found, Phase.ACTING)
-            self._state.charge(found, found.rank, context_tokens)
+            in_phase(self._state, task, "on_turn", Phase.GENERATING)
+        self._lifecycle.turn(found, context_tokens, now_s)
 
     def on_abort(self, task: str, now_s: float, context_tokens: int | None = None) -> None:
         """The call is no more, whether it waited, was refused or was at the engine; another comes through `on_call`.
@@ -189,16 +161,16 @@ class TaskScheduler:
             now_s: the time.
             context_tokens: what the task holds although it has no call (its loop has its own engine); None: nothing.
         """
-        found = self._in_phase(task, "on_abort", Phase.GENERATING, Phase.HELD, Phase.PAUSED, Phase.REFUSED)
-        self._lifecycle.abort(found, context_tokens)
+        found = in_phase(self._state, task, "on_abort", Phase.GENERATING, Phase.HELD, Phase.PAUSED, Phase.REFUSED)
+        self._lifecycle.abort(found, now_s, context_tokens)
 
     def on_report(self, task: str, report: Report) -> None:
         """The task's loop tells its footprint, or how long its context will get; in any phase."""
-        self._lifecycle.report(self._known(task), report)
+        self._lifecycle.report(known(self._state, task), report)
 
     def predicted_tokens(self, task: str) -> int | None:
         """How long the task's context is expected to get, None where nothing is known."""
-        found = self._known(task)
+        found = known(self._state, task)
         said = found.final_tokens
         return self._state.growth.known_final_tokens(found.environment.name) if said is None else said
 
@@ -210,15 +182,7 @@ class TaskScheduler:
             now_s: the time.
             completed: False keeps its footprint out of the predictions (an infrastructure failure cut it short).
         """
-        found = self._in_phase(task, "on_end", *_STARTED)
-        group = found.group
-        if completed and found.context_tokens:
-            self._state.growth.observe_final(found.environment.name, found.context_tokens)
-        group.num_finished += 1
-        self._lifecycle.forget(found)
-        for sibling in group.members.values():
-            if sibling.phase is Phase.PAUSED:
-                self._state.push(sibling)
+        self._lifecycle.end(in_phase(self._state, task, "on_end", *_STARTED), completed=completed)
 
     def close_gate(self, ranks: Collection[RankId] | None = None) -> None:
         """From now on the ranks get no grant, resume or admission (weights update); their calls are paused.
@@ -243,10 +207,34 @@ class TaskScheduler:
         """
         self._gates.open(version, ranks)
 
-    def set_environment_capacity(self, environment: str, limit: int | None) -> None:
-        """At most `limit` tasks of the environment are in flight; None sets no limit. Running ones are left alone."""
-        self._state.environment(environment).limit = limit
+    def set_environment_capacity(self, environment: str, limit: int | None, reserved_eval: int = 0) -> None:
+        """At most `limit` tasks of the environment are in flight; None sets no limit. Running ones are left alone.
+
+        `reserved_eval` of them are kept for evaluation tasks, which may use the others too.
+
+        Raises:
+            SchedulerError: a number is below 0, or more are reserved than there are.
+        """
+        if reserved_eval < 0 or (limit is not None and reserved_eval > limit):
+            raise SchedulerError(
+                f"environment {environment!r}: reserved_eval {reserved_eval} must be between 0 and the limit {limit}"
+            )
+        state = self._state.environment(environment)
+        state.limit, state.reserved_eval = limit, reserved_eval
         self._state.admission_dirty = True
+
+    def on_engine_usage(self, rank: RankId, used_tokens: int, now_s: float) -> None:
+        """The engine's own measure of its KV cache; the next plan aborts calls if it is above the second watermark.
+
+        Args:
+            rank: keyed by worker and index.
+            used_tokens: in blocks that running requests hold; cached blocks that may be evicted do not count.
+            now_s: when it was measured; what is older than the last abort decides nothing.
+
+        Raises:
+            UnknownRankError: it is not here.
+        """
+        self._watermark.observe(rank_of(self._state, rank), used_tokens, now_s)
 
     def plan(self, now_s: float) -> tuple[Decision, ...]:
         """Decides about everything that has happened since the last plan.
@@ -261,7 +249,10 @@ class TaskScheduler:
             self._serving.pause(task, now_s, why)
         ranks = [state.ranks[rank] for rank in state.dirty]
         for rank in ranks:
+            self._watermark.relieve(rank)
             (self._serving.serve if rank.gate_open else self._serving.hold_back)(rank, now_s)
+        for rank in ranks:
+            state.index.refresh(rank)
         for rank in ranks:
             self._serving.pull(rank, now_s)
         self._admission.admit(now_s)
@@ -275,24 +266,12 @@ class TaskScheduler:
 
     def phase(self, task: str) -> Phase:
         """Where a task stands. Raises UnknownTaskError."""
-        return self._known(task).phase
+        return known(self._state, task).phase
 
     def view(self) -> SchedulerView:
         """The numbers for metrics, readiness and people. O(ranks)."""
-        return view_of(self._state, self._admission, self._serving)
+        return view_of(self._state, self._admission, self._serving, self._watermark)
 
     def check(self) -> None:
         """Raises SchedulerError if a sum or an index is wrong. O(tasks); for tests and idle moments."""
         check(self._state)
-
-    def _known(self, task: str) -> TaskState:
-        found = self._state.tasks.get(task)
-        if found is None:
-            raise UnknownTaskError(f"task {task!r} is not here: never submitted, ended or withdrawn")
-        return found
-
-    def _in_phase(self, task: str, event: str, *phases: Phase) -> TaskState:
-        found = self._known(task)
-        if found.phase not in phases:
-            raise WrongPhaseError(f"task {task!r} is {found.phase}; {event} needs it {' or '.join(phases)}")
-        return found

@@ -51,10 +51,12 @@ class Gates:
         self._advance(version)
         state.mark_all()
 
-    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int, version: int) -> None:
+    def add_rank(
+        self, rank: RankId, budget_tokens: int, block_tokens: int, version: int, kv_tokens: int | None
+    ) -> None:
         """A new rank, or a new budget of one that is there. O(tasks) if it brings a newer version."""
         known = rank in self._state.ranks
-        self._lifecycle.add_rank(rank, budget_tokens, block_tokens, version)
+        self._lifecycle.add_rank(rank, budget_tokens, block_tokens, version, kv_tokens)
         if not known and version > self._state.newest:
             self._advance(version)
 
@@ -89,3 +91,4 @@ class Gates:
             self._lifecycle.move(task)
         self.refuse_lost(state.anchored.values())
         self._admission.drop_empty_lanes()
+        state.index.drop_versions({rank.version for rank in state.ranks.values()})

@@ -1,17 +1,27 @@
-"""Looking at the scheduler: its numbers, and whether its sums are right."""
+"""Looking at the scheduler: its tasks and ranks by name, its numbers, and whether its sums are right."""
 
 from __future__ import annotations
 
 from tide_trainer.scheduling.admission import Admission
-from tide_trainer.scheduling.plan import Phase, RankView, SchedulerError, SchedulerView
+from tide_trainer.scheduling.plan import (
+    Phase,
+    RankView,
+    SchedulerError,
+    SchedulerView,
+    UnknownRankError,
+    UnknownTaskError,
+    WrongPhaseError,
+)
 from tide_trainer.scheduling.serving import Serving
-from tide_trainer.scheduling.state import RankState, SchedulerState
+from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.watermark import Watermark
+from tide_trainer.types import RankId
 
 _WITH_RANK_ONLY = frozenset({Phase.GENERATING})
 _WITHOUT_RANK_ONLY = frozenset({Phase.QUEUED, Phase.REFUSED})
 
 
-def view_of(state: SchedulerState, admission: Admission, serving: Serving) -> SchedulerView:
+def view_of(state: SchedulerState, admission: Admission, serving: Serving, watermark: Watermark) -> SchedulerView:
     """The scheduler's numbers. O(ranks)."""
     phases = state.phases
     return SchedulerView(
@@ -27,6 +37,7 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving) -> Sc
                 num_waiting=len(rank.waiting),
                 version=rank.version,
                 gate_open=rank.gate_open,
+                overloaded=rank.overloaded,
             )
             for rank in state.ranks.values()
         ),
@@ -41,7 +52,33 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving) -> Sc
         num_pauses=serving.num_pauses,
         num_resumes=serving.num_resumes,
         num_refused=serving.num_refused,
+        num_aborts=watermark.num_aborts,
     )
+
+
+def rank_of(state: SchedulerState, rank: RankId) -> RankState:
+    """The rank's state. Raises UnknownRankError."""
+    found = state.ranks.get(rank)
+    if found is None:
+        present = ", ".join(map(str, state.ranks)) or "none"
+        raise UnknownRankError(f"rank {rank} is not here; present: {present}")
+    return found
+
+
+def known(state: SchedulerState, task: str) -> TaskState:
+    """The task's state. Raises UnknownTaskError."""
+    found = state.tasks.get(task)
+    if found is None:
+        raise UnknownTaskError(f"task {task!r} is not here: never submitted, ended or withdrawn")
+    return found
+
+
+def in_phase(state: SchedulerState, task: str, event: str, *phases: Phase) -> TaskState:
+    """The state of a task that is in one of the phases, as `event` needs. Raises UnknownTaskError, WrongPhaseError."""
+    found = known(state, task)
+    if found.phase not in phases:
+        raise WrongPhaseError(f"task {task!r} is {found.phase}; {event} needs it {' or '.join(phases)}")
+    return found
 
 
 def check(state: SchedulerState) -> None:
@@ -66,6 +103,8 @@ def check(state: SchedulerState) -> None:
         here = [task for task in state.tasks.values() if task.environment is environment]
         if environment.num_tasks != sum(task.phase is not Phase.QUEUED for task in here):
             raise SchedulerError(f"environment {environment.name!r} counts {environment.num_tasks} tasks")
+        if environment.num_train != sum(task.phase is not Phase.QUEUED and not task.is_eval for task in here):
+            raise SchedulerError(f"environment {environment.name!r} counts {environment.num_train} train tasks")
     for rank in state.ranks.values():
         _check_rank(rank)
 
@@ -84,5 +123,7 @@ def _check_rank(rank: RankState) -> None:
         raise SchedulerError(f"rank {rank.rank}: waiting evaluation tasks are miscounted")
     if rank.num_starved != sum(task.starved for task in waiting):
         raise SchedulerError(f"rank {rank.rank}: starved tasks are miscounted")
+    if any(rank.tasks[uid].phase is not Phase.GENERATING for uid in rank.aborting):
+        raise SchedulerError(f"rank {rank.rank}: an abort is awaited of a task that does not generate")
     if any(task.phase is not Phase.HELD for task in rank.fresh):
         raise SchedulerError(f"rank {rank.rank}: a fresh call is not held")

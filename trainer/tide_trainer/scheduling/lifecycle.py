@@ -6,9 +6,9 @@ import heapq
 
 from tide_trainer.scheduling.admission import Admission
 from tide_trainer.scheduling.budget import TokenLedger
-from tide_trainer.scheduling.plan import Phase, Report
+from tide_trainer.scheduling.plan import Phase, Report, SchedulerError, SchedulerFullError, TaskEntry
 from tide_trainer.scheduling.serving import Serving
-from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import GroupState, RankState, SchedulerState, TaskState
 from tide_trainer.types import RankId
 
 
@@ -20,16 +20,22 @@ class Lifecycle:
         self._admission = admission
         self._serving = serving
 
-    def add_rank(self, rank: RankId, budget_tokens: int, block_tokens: int, version: int) -> None:
+    def add_rank(
+        self, rank: RankId, budget_tokens: int, block_tokens: int, version: int, kv_tokens: int | None
+    ) -> None:
         """A new rank takes the homeless calls; a new budget makes calls move that are too large for it."""
         state = self._state
         known = state.ranks.get(rank)
         if known is None:
             live, projected = TokenLedger(block_tokens), TokenLedger(block_tokens)
-            state.ranks[rank] = RankState(rank, budget_tokens, live, projected, version, state.gate_open)
+            kv = int(budget_tokens / state.settings.budget_fraction) if kv_tokens is None else kv_tokens
+            state.ranks[rank] = RankState(
+                rank, next(state.sequence), budget_tokens, live, projected, kv, version, state.gate_open
+            )
             moving = list(state.homeless.values())
         else:
             known.budget_tokens = budget_tokens
+            known.kv_tokens = known.kv_tokens if kv_tokens is None else kv_tokens
             moving = [*known.fresh, *known.waiting.values()]
         for task in moving:
             self.move(task)
@@ -39,6 +45,7 @@ class Lifecycle:
         """Takes a rank out; calls that wait go to another rank, the other tasks are placed at their next call."""
         state = self._state
         gone = state.ranks.pop(rank)
+        gone.stamp += 1
         tasks = list(gone.tasks.values())
         for task in tasks:
             if task.phase in (Phase.PAUSED, Phase.HELD):
@@ -52,6 +59,62 @@ class Lifecycle:
                 group.home = None
         state.mark_all()
         return tuple(task.entry.task for task in tasks)
+
+    def submit(self, entry: TaskEntry) -> TaskState:
+        """Takes in a new task and queues it."""
+        state = self._state
+        if entry.task in state.tasks:
+            raise SchedulerError(f"task {entry.task!r} is already submitted; use a new id")
+        if entry.num_siblings < 1:
+            raise SchedulerError(
+                f"task {entry.task!r}: num_siblings is {entry.num_siblings}; it counts the task itself"
+            )
+        if len(state.tasks) >= state.settings.max_tasks:
+            raise SchedulerFullError(f"{len(state.tasks)} tasks are known, max_tasks is {state.settings.max_tasks}")
+        group = state.groups.get(entry.group)
+        if group is None:
+            group = state.groups[entry.group] = GroupState(entry.group, entry.num_siblings)
+        elif group.num_siblings != entry.num_siblings:
+            raise SchedulerError(
+                f"task {entry.task!r}: num_siblings is {entry.num_siblings}, its group has {group.num_siblings}"
+            )
+        task = TaskState(entry, next(state.sequence), group, state.environment(entry.environment))
+        state.tasks[entry.task] = group.members[entry.task] = task
+        if entry.version is not None:
+            state.anchored[entry.task] = task
+        state.phases[Phase.QUEUED] += 1
+        self._admission.submit(task)
+        return task
+
+    def call(self, task: TaskState, prompt_tokens: int, max_new_tokens: int, now_s: float) -> None:
+        """The task's call arrives and waits for the next plan."""
+        state = self._state
+        state.release(task)
+        if task.first_prompt_tokens == 0:
+            self.first_prompt(task, prompt_tokens, max_new_tokens)
+        task.prompt_tokens, task.max_new_tokens = prompt_tokens, max_new_tokens
+        task.waiting_since_s = now_s
+        state.set_phase(task, Phase.HELD)
+        self.hold(task)
+
+    def turn(self, task: TaskState, context_tokens: int, now_s: float) -> None:
+        """The task's call was answered; its rank may be gone meanwhile."""
+        task.context_tokens = context_tokens
+        if task.rank is not None:
+            self.call_ended(task, now_s)
+            self._state.set_phase(task, Phase.ACTING)
+            self._state.charge(task, task.rank, context_tokens)
+
+    def end(self, task: TaskState, *, completed: bool) -> None:
+        """The task ends; its siblings come nearer to completion."""
+        state, group = self._state, task.group
+        if completed and task.context_tokens:
+            state.growth.observe_final(task.environment.name, task.context_tokens)
+        group.num_finished += 1
+        self.forget(task)
+        for sibling in group.members.values():
+            if sibling.phase is Phase.PAUSED:
+                state.push(sibling)
 
     def hold(self, task: TaskState) -> None:
         """Files a held call with its rank for the next plan; with another one if need be, or with the homeless."""
@@ -88,10 +151,11 @@ class Lifecycle:
             generating = task.phase is Phase.GENERATING
             state.charge(task, task.rank, task.need_tokens if generating else task.context_tokens)
 
-    def abort(self, task: TaskState, context_tokens: int | None) -> None:
+    def abort(self, task: TaskState, now_s: float, context_tokens: int | None) -> None:
         """The task's call is no more: it acts, and holds `context_tokens`, or nothing until its next call."""
         state = self._state
         self._stop(task)
+        self.call_ended(task, now_s)
         task.wait += 1
         task.starved = False
         state.set_phase(task, Phase.ACTING)
@@ -102,13 +166,22 @@ class Lifecycle:
             if task.rank is not None:
                 state.charge(task, task.rank, context_tokens)
 
+    def call_ended(self, task: TaskState, now_s: float) -> None:
+        """An abort of the task's call, if one was decided, is awaited no longer."""
+        if task.rank is not None and task.entry.task in task.rank.aborting:
+            task.rank.aborting.remove(task.entry.task)
+            task.rank.aborted_at_s = now_s
+
     def leave(self, task: TaskState) -> None:
         """A task that was admitted gives back all that it holds."""
         state = self._state
         self._stop(task)
+        if task.rank is not None:
+            task.rank.aborting.discard(task.entry.task)
         state.assign(task, None)
         task.wait += 1
         task.environment.num_tasks -= 1
+        task.environment.num_train -= not task.is_eval
         state.task_types[task.entry.task_type] -= 1
         state.admission_dirty = True
 
@@ -144,10 +217,8 @@ class Lifecycle:
                 if subject.rank is not None:
                     subject.rank.num_starved += 1
                     state.push(subject)
-            elif subject.rank is not None and len(state.ranks) > 1:
+            elif subject.rank is not None and (room := state.index.roomiest(subject.rank.version)) is not None:
                 # The waiting task may go elsewhere now: the rank with the most room looks whether it fits.
-                same = (rank for rank in state.ranks.values() if rank.version == subject.rank.version)
-                room = max(same, key=lambda rank: (rank.gate_open, rank.budget_tokens - rank.live.usage_tokens))
                 state.dirty[room.rank] = None
 
     def _stop(self, task: TaskState) -> None:

@@ -123,6 +123,15 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Abort:
+    """Abort the task's call at the rank's engine and hold it again (`on_abort`, then `on_call`): it will be paused."""
+
+    task: str
+    rank: RankId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """End the task (then call `on_end`); answer its call, if it has one, with an error.
 
@@ -133,7 +142,7 @@ class Refuse:
     reason: str
 
 
-Decision = Admit | Grant | Pause | Resume | Refuse
+Decision = Admit | Grant | Pause | Resume | Abort | Refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,7 @@ class RankView:
         num_waiting: paused tasks whose call waits.
         version: the model version that it serves.
         gate_open: whether calls are granted there.
+        overloaded: the engine's measured usage is too high: nothing is granted beside a call that generates.
     """
 
     rank: RankId
@@ -158,6 +168,7 @@ class RankView:
     num_waiting: int
     version: int = 0
     gate_open: bool = True
+    overloaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +196,4 @@ class SchedulerView:
     num_pauses: int
     num_resumes: int
     num_refused: int
+    num_aborts: int = 0

@@ -104,15 +104,23 @@ class Serving:
             heapq.heappush(rank.heap, entry)
 
     def pull(self, rank: RankState, now_s: float) -> None:
-        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most. O(ranks).
+        """A rank with room and nothing of its own that waits takes paused tasks of the rank with the most.
 
         Only of those with its version: what waits for another one is anchored to that.
         """
         state = self._state
-        if rank.waiting or not rank.gate_open or len(state.ranks) == 1 or state.phases[Phase.PAUSED] == 0:
+        if (
+            rank.waiting
+            or not rank.gate_open
+            or rank.overloaded
+            or len(state.ranks) == 1
+            or state.phases[Phase.PAUSED] == 0
+        ):
             return
-        same = (other for other in state.ranks.values() if other.version == rank.version)
-        donor = max(same, key=lambda other: len(other.waiting))
+        donor = state.index.busiest(rank.version)
+        if donor is None or rank.live.usage_tokens >= rank.budget_tokens:
+            return
+        num_tasks = len(rank.tasks)
         kept: list[HeapEntry] = []
         while len(kept) <= state.settings.max_bypass and (task := donor.peek()) is not None:
             entry = heapq.heappop(donor.heap)
@@ -125,6 +133,9 @@ class Serving:
                 kept.append(entry)
         for entry in kept:
             heapq.heappush(donor.heap, entry)
+        if len(rank.tasks) > num_tasks:
+            state.index.refresh(donor)
+            state.index.refresh(rank)
 
     def pause(self, task: TaskState, now_s: float, reason: str) -> None:
         """Files a held call with those that wait."""
@@ -154,6 +165,8 @@ class Serving:
 
     def _fits(self, rank: RankState, task: TaskState, reserved: int, *, is_fresh: bool) -> bool:
         state = self._state
+        if rank.overloaded and rank.num_generating():
+            return False
         if state.settings.ctb == "off":
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
@@ -185,6 +198,8 @@ class Serving:
             state.out.append(Grant(task.entry.task, rank.rank, used, rank.version))
 
     def _no_room(self, rank: RankState, task: TaskState, reserved: int) -> str:
+        if rank.overloaded:
+            return f"the engine measures {rank.engine_tokens} of {rank.kv_tokens} tokens used, and still generates"
         kept = f", {reserved} kept for a call that goes first" if reserved else ""
         return (
             f"needs {task.need_tokens} tokens; {rank.live.usage_tokens} of {rank.budget_tokens} are used{kept}, "

@@ -47,6 +47,14 @@ class CtbSettings(BaseModel):
     budget_fraction: float = Field(
         default=0.95, gt=0.0, le=1.0, description="Share of an engine's KV cache that is its rank's token budget."
     )
+    abort_fraction: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Share of an engine's KV cache above which, as the engine measures it, calls that generate are "
+        "aborted and made again, the lowest priority first. Above budget_fraction. 0: never. None: halfway between "
+        "budget_fraction and 1.",
+    )
     growth_fraction: float = Field(
         default=0.3,
         ge=0.0,
@@ -116,6 +124,15 @@ class CtbSettings(BaseModel):
             raise ValueError("ctb.max_tasks_per_rank: ctb = off needs a concurrency above 0, for example 12")
         return self
 
+    @model_validator(mode="after")
+    def _aborts_stand_above_the_budget(self) -> Self:
+        if self.abort_fraction and self.abort_fraction <= self.budget_fraction:
+            raise ValueError(
+                f"ctb.abort_fraction: {self.abort_fraction:g} must be above ctb.budget_fraction = "
+                f"{self.budget_fraction:g}, or 0 for no aborts"
+            )
+        return self
+
     def prior(self, environment: str) -> FootprintPrior:
         """The footprint assumed for an environment before it is measured."""
         return self.priors.get(environment, self.default_prior)
@@ -123,3 +140,8 @@ class CtbSettings(BaseModel):
     def budget_tokens(self, kv_tokens: int) -> int:
         """A rank's budget for an engine with a KV cache of `kv_tokens`."""
         return int(kv_tokens * self.budget_fraction)
+
+    def abort_tokens(self, kv_tokens: int) -> int | None:
+        """The measured usage of an engine with a KV cache of `kv_tokens` above which calls are aborted; None: none."""
+        fraction = (1.0 + self.budget_fraction) / 2 if self.abort_fraction is None else self.abort_fraction
+        return int(kv_tokens * fraction) if fraction and self.ctb == "on" else None

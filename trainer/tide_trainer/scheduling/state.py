@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tide_trainer.scheduling.budget import TokenLedger
+from tide_trainer.scheduling.capacity import EnvironmentState
 from tide_trainer.scheduling.growth import GrowthPredictor
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
 from tide_trainer.scheduling.priority import Key, waiting_key
+from tide_trainer.scheduling.rank_index import RankIndex
 from tide_trainer.scheduling.settings import CtbSettings
 from tide_trainer.types import RankId
 
@@ -31,29 +33,23 @@ class GroupState:
 
 
 @dataclass(slots=True, eq=False)
-class EnvironmentState:
-    """An environment's capacity: `limit` tasks in flight (None: no limit), and no new one before `blocked_until_s`."""
-
-    name: str
-    limit: int | None = None
-    num_tasks: int = 0
-    blocked_until_s: float | None = None
-
-    def has_room(self) -> bool:
-        """Whether one more task may start."""
-        return self.blocked_until_s is None and (self.limit is None or self.num_tasks < self.limit)
-
-
-@dataclass(slots=True, eq=False)
 class RankState:
     """A rollout rank: its budget, the model version it serves, what its tasks hold, and the calls that wait for it."""
 
     rank: RankId
+    seq: int
     budget_tokens: int
     live: TokenLedger
     projected: TokenLedger
+    kv_tokens: int
     version: int = 0
     gate_open: bool = True
+    engine_tokens: int | None = None
+    excess_tokens: int = 0
+    overloaded: bool = False
+    aborting: set[str] = field(default_factory=set[str])
+    aborted_at_s: float = float("-inf")
+    stamp: int = 0
     tasks: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
     fresh: list[TaskState] = field(default_factory=list["TaskState"])
     waiting: dict[str, TaskState] = field(default_factory=dict[str, "TaskState"])
@@ -61,10 +57,24 @@ class RankState:
     num_waiting_eval: int = 0
     num_starved: int = 0
     heap: list[HeapEntry] = field(default_factory=list["HeapEntry"])
+    orders: list[tuple[int, int, TaskState]] = field(default_factory=list[tuple[int, int, "TaskState"]])
 
     def num_active(self) -> int:
         """Tasks here that are neither paused nor held."""
         return len(self.tasks) - len(self.waiting) - len(self.fresh)
+
+    def num_generating(self) -> int:
+        """Tasks whose call is at the engine. O(tasks)."""
+        return sum(task.phase is Phase.GENERATING for task in self.tasks.values())
+
+    def earliest_order(self) -> int | None:
+        """The smallest `order_key` of the waiting tasks."""
+        while self.orders:
+            order_key, _, task = self.orders[0]
+            if self.waiting.get(task.entry.task) is task:
+                return order_key
+            heapq.heappop(self.orders)
+        return None
 
     def peek(self) -> TaskState | None:
         """The waiting task of the highest priority."""
@@ -126,6 +136,7 @@ class SchedulerState:
         self.ranks: dict[RankId, RankState] = {}
         self.homeless: dict[str, TaskState] = {}
         self.dirty: dict[RankId, None] = {}
+        self.index = RankIndex(settings)
         self.admission_dirty = True
         # For ranks that are still to come; each of those that are here has its own gate.
         self.gate_open = True
@@ -175,6 +186,7 @@ class SchedulerState:
     def count_started(self, task: TaskState) -> None:
         """The task takes its place in its environment, until it leaves."""
         task.environment.num_tasks += 1
+        task.environment.num_train += not task.is_eval
         self.task_types[task.entry.task_type] = self.task_types.get(task.entry.task_type, 0) + 1
 
     def set_timer(self, due_s: float, kind: TimerKind, subject: TaskState | EnvironmentState, wait: int) -> None:
@@ -226,6 +238,11 @@ class SchedulerState:
         rank.waiting_tokens += task.need_tokens
         rank.num_waiting_eval += task.is_eval
         rank.num_starved += task.starved
+        if len(rank.orders) > 2 * len(rank.waiting) + 64:
+            rank.orders = [(other.entry.order_key, other.seq, other) for other in rank.waiting.values()]
+            heapq.heapify(rank.orders)
+        else:
+            heapq.heappush(rank.orders, (task.entry.order_key, task.seq, task))
         self.push(task)
 
     def stop_waiting(self, task: TaskState) -> None:
@@ -259,6 +276,7 @@ class SchedulerState:
             is_eval=task.is_eval,
             completion=min(1.0, group.num_finished / group.num_siblings),
             active=active,
+            order_key=task.entry.order_key,
             context_tokens=task.prompt_tokens,
             starved_since_s=task.waiting_since_s if task.starved else None,
         )
