@@ -280,7 +280,6 @@ class VllmCore:
             raise WeightsDiffer("vLLM did not reset its prefix cache: it holds blocks of an older version")
         core.reset_mm_cache()
         core.reset_encoder_cache()
-        (num_encoded,) = core.collective_rpc("tide_num_encoded_images")
-        if num_encoded or core.scheduler.num_cached_images() != 0:
+        if core.collective_rpc("tide_num_encoded_images") != [0] or core.scheduler.num_cached_images() != 0:
             raise WeightsDiffer("vLLM did not reset its encoder cache: it holds images as an older version saw them")
         return num_tensors

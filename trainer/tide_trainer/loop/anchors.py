@@ -113,7 +113,7 @@ class AnchoredEvaluations:
             left_s = max(0.0, until_s - loop.time())
             tasks = [self._running[one] for one in beyond]
             # What no rank serves any more cannot go on: there is nothing to wait for.
-            limits_s = [0.0 if self._ranks.best_keeper(one.version) is None else left_s for one in beyond]
+            limits_s = [0.0 if self._ranks.lost(one.version) else left_s for one in beyond]
             await asyncio.gather(*(one.finished(limit_s) for one, limit_s in zip(beyond, limits_s, strict=True)))
             await asyncio.wait(tasks)
 

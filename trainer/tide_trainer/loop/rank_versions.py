@@ -55,6 +55,10 @@ class RankVersions:
         serving = sorted(rank for rank, served in self._versions.items() if served == version)
         return max(serving, key=lambda rank: tasks[rank], default=None)
 
+    def lost(self, version: int | None) -> bool:
+        """Whether what is anchored to the version has no rank any more; False for what is not anchored."""
+        return version is not None and version not in self._versions.values()
+
     def check_closing(self, ranks: Set[RankId]) -> None:
         """Raises RunFailed if closing these ranks would strand a live anchored task that one of them serves."""
         closing = {version for rank, version in self._versions.items() if rank in ranks}

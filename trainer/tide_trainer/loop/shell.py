@@ -110,13 +110,12 @@ class SchedulerShell:
         """One attempt, see `rollout.TaskRunner`; cancelling aborts it and ends its task on the gateway."""
         uid = f"{group}/{member}"
         session = f"{uid}/{attempt}".replace("/", ".")
-        key = secrets.token_urlsafe(24)
-        task = ShellTask(session, uid, group, member, attempt, prompt, kind, temperature, key, version)
+        about = (session, uid, group, member, attempt, prompt, kind, temperature)
+        task = ShellTask(*about, secrets.token_urlsafe(24), version)
         self._tasks[session] = task
         self._idle.note(False, self._now())
-        self._recorder.begin(
-            task, task.sampling(self._settings.rollout)["temperature"], task.label_version(self.versions.newest)
-        )
+        temperature = task.sampling(self._settings.rollout)["temperature"]
+        self._recorder.begin(task, temperature, task.label_version(self.versions.newest))
         self._scheduler.submit(task.entry(self._settings))
         self._clocks.begin(session, group, prompt.environment)
         self._wake()
@@ -157,11 +156,7 @@ class SchedulerShell:
         self._wake()
 
     def close_gate(self, ranks: Set[RankId] | None = None) -> None:
-        """Grants nothing on `ranks` (None: all) from now on; calls that arrive there are paused at the gateway.
-
-        Raises:
-            RunFailed: a live task would lose the last rank that serves its version.
-        """
+        """Grants nothing on `ranks` (None: all) from now on, see `Gate`; calls that arrive there are paused."""
         self.versions.check_closing(self.versions.living() if ranks is None else ranks)
         self._scheduler.close_gate(ranks)
         self._wake()
@@ -281,8 +276,8 @@ class SchedulerShell:
             call, task.call = task.call, None
             self._clocks.go(task.session)
             # 410: the task is over without a reward, and does not ask again; an overflow would be the model's own.
-            lost = task.version is not None and self.versions.best_keeper(task.version) is None
-            self._router.refuse(call, "session_ended" if lost else "context_length_exceeded", reason)
+            code = "session_ended" if self.versions.lost(task.version) else "context_length_exceeded"
+            self._router.refuse(call, code, reason)
         elif not task.result.done():
             task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
 
