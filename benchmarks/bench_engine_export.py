@@ -1,7 +1,8 @@
 """What the live export of KV blocks costs vLLM's scheduler: CPU of one step, and of one look.
 
 Runs the real engine core with a tiny model in this process, `--requests` of them decoding at once, and takes the CPU of
-the engine's own thread around `schedule`. `TideScheduler`'s is compared with the stock `Scheduler`'s, step by step in turn. The last line is JSON: {"name", "value", "unit", "goal", "holds", "details"}.
+the engine's own thread around `schedule`: `TideScheduler`'s and the stock `Scheduler`'s, step by step in turn. The last
+line is JSON: {"name", "value", "unit", "goal", "holds", "details"}.
 
     .venv/bin/python benchmarks/bench_engine_export.py --requests 128
 """
