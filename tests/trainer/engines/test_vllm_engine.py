@@ -118,3 +118,16 @@ def test_w1_w2_a_cache_reset_that_did_not_happen_is_an_error(stub, told):
             core._replace(update)
     else:
         assert core._replace(update) == 1
+
+
+@pytest.mark.vllm
+def test_t7_an_export_that_cannot_read_says_so_once_and_never_raises(caplog):
+    from tide_trainer.backends.vllm_scheduler import TideScheduler
+
+    changed = object.__new__(TideScheduler)  # as if vLLM's inside had another form
+    changed._unread = set()
+    for _ in range(3):
+        assert changed.counts() == (-1, -1, -1)
+        assert changed.live_requests() is None
+        assert changed.num_cached_blocks() == -1
+    assert sum("cannot be read" in line.message for line in caplog.records) == 3

@@ -39,10 +39,10 @@ class Source:
 def watched(world):
     """A shell with one rank, and a watch over it that sees what the source says."""
 
-    def build(**changes):
+    def build(patience=2, **changes):
         made = world(**changes)
         records = []
-        settings = WatchSettings(interval_s=0.001, patience=2, grace_s=5.0)
+        settings = WatchSettings(interval_s=0.001, patience=patience, grace_s=5.0)
         watch = EngineWatch(settings, made.shell, lambda event, **fields: records.append((event, fields)), made.clock)
         made.source = Source()
         watch.add_rank(EngineInfo(RANK, "http://engine", 200, 1, 100), None, made.source)
@@ -94,6 +94,18 @@ async def test_a_call_that_ends_or_begins_during_a_look_is_no_stranger(watched, 
     for _ in range(2):
         await world.watch.look()
     assert [alarm.kind for alarm in world.watch.alarms] == [AlarmKind.UNREPORTED]
+    await finish(world, session)
+
+
+async def test_a_call_that_was_answered_during_a_look_is_not_missing(watched, prompt):
+    world = watched(patience=1)
+    session = await begin(world, prompt)
+    call(world, session, "1")
+    await settle()
+    world.clock.s += 60
+    world.source.meanwhile = lambda: turn(world, session, "1")
+    await world.watch.look()
+    assert world.watch.alarms == ()
     await finish(world, session)
 
 

@@ -76,9 +76,14 @@ async def test_t6_an_abort_of_a_call_that_is_being_resumed_takes_its_grant_back(
     aborts(world, session)
     await settle()
     assert not any(line.startswith("abort") for line in world.log)
+    world.shell.close_gate()
     answered.set()
     await settle()
-    assert world.log.count("grant a at 1") == 1, "held again, and granted anew as there is room"
+    assert world.log[-1] == "pause t0 3", "held again, and not granted now"
+    assert world.shell.busy_ranks() == frozenset()
+    world.shell.open_gate(1)
+    await settle()
+    assert world.log.count("grant a at 1") == 1
     turn(world, session, "a")
     await settle()
     await asyncio.wait_for(world.shell.drained(), 2)
