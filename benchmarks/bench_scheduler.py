@@ -26,7 +26,7 @@ from typing import Any
 
 from tide_trainer.scheduling.ctb import TaskScheduler
 from tide_trainer.scheduling.plan import Admit, Grant, Pause, Refuse, Resume, TaskEntry
-from tide_trainer.scheduling.settings import CtbSettings, FootprintPrior
+from tide_trainer.scheduling.settings import CtbSettings
 from tide_trainer.scheduling.staleness import StalenessBuffers
 from tide_trainer.types import RankId
 
@@ -37,7 +37,7 @@ PROTOCOL_GOAL_US = 50.0
 GROUP_SIZE, NUM_TYPES, MAX_NEW_TOKENS = 8, 4, 128
 PROMPT_TOKENS, GROWTH_TOKENS, NUM_TURNS = 600, 180, 8
 MEAN_TOKENS = PROMPT_TOKENS + GROWTH_TOKENS * NUM_TURNS // 2
-IN_FLIGHT = 0.4
+IN_FLIGHT = 0.6
 TURN_S = 4.0
 ETAS = (0, 1, 3, 10)
 BATCH_SIZE = 64
@@ -78,7 +78,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         self.choose = random.Random(self.seed)  # noqa: S311 - a workload
-        self.scheduler = TaskScheduler(CtbSettings(default_prior=FootprintPrior(final_tokens=2000), max_wait_s=60.0))
+        self.scheduler = TaskScheduler(CtbSettings(max_wait_s=60.0))
         budget_tokens = int(IN_FLIGHT * self.num_tasks / self.num_ranks * MEAN_TOKENS)
         for index in range(self.num_ranks):
             self.scheduler.add_rank(RankId(f"w{index // 8}", index % 8), budget_tokens, 16)
@@ -87,8 +87,10 @@ class Rollout:
         self.turns: dict[str, int] = {}
         self.known = self.num_groups = 0
         self.now_s = 0.0
+        self.is_set_up = False
         while self.known < self.num_tasks:
             self.submit_group()
+        self.is_set_up = True
 
     def submit_group(self) -> None:
         group = f"g{self.num_groups}"
@@ -98,7 +100,10 @@ class Rollout:
         task_type = f"t{self.num_groups % NUM_TYPES}"
         for member in range(GROUP_SIZE):
             task = f"{group}/{member}"
-            self.context[task], self.turns[task] = prompt, self.choose.randint(1, 2 * NUM_TURNS)
+            turns = self.choose.randint(1, 2 * NUM_TURNS)
+            # The first ones are found in the midst of their lives, so that the steady state is there sooner.
+            done = 0 if self.is_set_up else self.choose.randrange(turns)
+            self.context[task], self.turns[task] = prompt + done * 3 * GROWTH_TOKENS // 4, turns - done
             order = self.num_groups // BATCH_SIZE
             self.scheduler.submit(TaskEntry(task, group, kind, GROUP_SIZE, "env", task_type, order))
         self.known += GROUP_SIZE

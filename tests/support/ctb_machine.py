@@ -166,7 +166,7 @@ class SchedulerMachine(SchedulerModel):
             return
         assert rank not in before.values(), "the last abort does not show yet"
         freed = [self.tasks[task].need for task in new]
-        excess_tokens = used_tokens - (KV + BUDGET) // 2
+        excess_tokens = used_tokens - int(KV * (BUDGET / KV + 0.8 * (1 - BUDGET / KV)))
         assert sum(freed) - min(freed) < excess_tokens, "more than needed"
         rest = [
             seen

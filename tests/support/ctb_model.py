@@ -12,7 +12,7 @@ from tide_trainer.scheduling.plan import Abort, Admit, Grant, Pause, Phase, Refu
 from tide_trainer.scheduling.settings import CtbSettings, FootprintPrior
 from tide_trainer.types import RankId
 
-BUDGET, KV = 300, 316
+BUDGET, GRANT, KV = 300, 306, 316
 PICK = st.integers(0, 10**6)
 ANCHOR = st.sampled_from([None, None, -1, 0, 0, 1])
 
@@ -61,6 +61,7 @@ class SchedulerModel(RuleBasedStateMachine):
                     "probe": probe,
                     "max_wait_s": 5.0,
                     "budget_fraction": BUDGET / KV,
+                    "grant_fraction": GRANT / KV,
                     "default_prior": FootprintPrior(prompt_tokens=20, final_tokens=90),
                 }
             )
@@ -133,7 +134,7 @@ class SchedulerModel(RuleBasedStateMachine):
                     self.check_rank(decision.rank, seen)
                     assert decision.version == self.ranks[decision.rank]
                     # Invariant 1.
-                    assert self.others_tokens(decision.rank, decision.task) + seen.need <= BUDGET
+                    assert self.others_tokens(decision.rank, decision.task) + seen.need <= GRANT
                     seen.phase, seen.rank, seen.tokens = "generating", decision.rank, seen.need
                 case Pause():
                     assert seen.phase == "held"

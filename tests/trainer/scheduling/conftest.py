@@ -184,6 +184,8 @@ def situation() -> Callable[..., Situation]:
 
     def make(budget_tokens: int = 1000, num_ranks: int = 1, **options) -> Situation:
         options.setdefault("default_prior", FootprintPrior(prompt_tokens=10, final_tokens=20))
+        # One limit, unless a test is about the second.
+        options.setdefault("grant_fraction", options.get("budget_fraction", 0.95))
         made = Situation(CtbSettings(**options))
         for index in range(num_ranks):
             made.add_rank(RankId("w", index), budget_tokens)

@@ -170,13 +170,13 @@ def test_a_task_that_the_gateway_turned_away_is_queued_again(situation) -> None:
 
 
 def test_task_types_are_balanced_where_asked(situation) -> None:
-    orders: dict[bool, list[str]] = {}
-    for balance in (False, True):
-        made = situation(balance_task_types=balance)
+    orders: dict[float, list[str]] = {}
+    for weight in (0.0, 0.5):
+        made = situation(diversity_weight=weight)
         made.add("x1", "x2", task_type="x")
         made.add("y1", task_type="y")
-        orders[balance] = [decision.task for decision in made.plan(0.0)]
-    assert orders == {False: ["x1", "x2", "y1"], True: ["x1", "y1", "x2"]}
+        orders[weight] = [decision.task for decision in made.plan(0.0)]
+    assert orders == {0.0: ["x1", "x2", "y1"], 0.5: ["x1", "y1", "x2"]}
 
 
 def test_misuse_is_named_and_changes_nothing(situation) -> None:

@@ -1,4 +1,4 @@
-"""Faults that users of comparable systems reported (FAULTS T6 to T9), and ranks that come and go."""
+"""Faults that users of comparable systems reported (FAULTS T2, T5 to T9), and ranks that come and go."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ FIRST, SECOND = RankId("w", 0), RankId("w", 1)
 
 def make(*ranks: RankId, budget_tokens: int = 300, **options) -> TaskScheduler:
     options.setdefault("default_prior", FootprintPrior(prompt_tokens=10, final_tokens=20))
+    options.setdefault("grant_fraction", 0.95)
     made = TaskScheduler(CtbSettings(**options))
     for rank in ranks:
         made.add_rank(rank, budget_tokens)
@@ -30,6 +31,33 @@ def act(made: TaskScheduler, task: str, prompt_tokens: int, now_s: float = 0.0) 
     made.on_call(task, prompt_tokens, 10, now_s)
     made.plan(now_s)
     made.on_turn(task, prompt_tokens + 10, now_s)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 8])
+def test_t2_capacity_is_that_of_each_rank_and_never_divided_to_nothing(num_ranks: int) -> None:
+    ranks = [RankId("w", index) for index in range(num_ranks)]
+    made = make(*ranks, budget_tokens=40)
+    made.set_environment_capacity("env", num_ranks)
+    placed = admit(made, *(f"t{k}" for k in range(2 * num_ranks)))
+    assert sorted(placed.values()) == ranks, "one task fits each rank, and the environment's capacity is that of all"
+
+
+def test_t5_a_task_that_must_be_of_one_version_never_continues_at_another() -> None:
+    made = make(FIRST)
+    made.submit(TaskEntry("whole", "whole", "train", 1, "env", version=0))
+    made.submit(TaskEntry("partial", "partial", "train", 1, "env"))
+    made.plan(0.0)
+    for task in ("whole", "partial"):
+        act(made, task, 50)
+    made.close_gate()
+    for task in ("whole", "partial"):
+        made.on_call(task, 60, 10, 1.0)
+    made.plan(1.0)
+    made.open_gate(1)
+    decisions = {decision.task: decision for decision in made.plan(2.0)}
+    assert isinstance(decisions["whole"], Refuse)
+    assert isinstance(decisions["partial"], Resume)
+    assert decisions["partial"].version == 1
 
 
 def test_t6_a_call_aborted_by_a_sync_is_made_again() -> None:

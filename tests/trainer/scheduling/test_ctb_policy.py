@@ -55,7 +55,10 @@ def test_acting_tasks_keep_their_tokens_and_a_call_that_does_not_fit_is_paused(s
 
 
 def test_a_paused_task_resumes_on_its_projected_footprint(situation) -> None:
-    priors = {"growing": FootprintPrior(prompt_tokens=10, final_tokens=150)}
+    priors = {
+        "growing": FootprintPrior(prompt_tokens=10, final_tokens=150),
+        "env": FootprintPrior(prompt_tokens=10, final_tokens=180),
+    }
     made = situation(budget_tokens=300, growth_fraction=1.0, priors=priors)
     made.start("a", 100)
     made.start("b", 90, environment="growing")
@@ -64,10 +67,23 @@ def test_a_paused_task_resumes_on_its_projected_footprint(situation) -> None:
     made.on_call("b", 120, 10, 1.0)
     made.plan(1.0)
     made.on_turn("a", 160, 2.0)
-    # 160 live + 130 fit now, but b is expected to grow to 150.
+    # 160 live + 130 fit now, but both are expected to grow by 20 more.
     assert made.plan(2.0) == ()
     made.on_end("a", 3.0)
     assert made.decide(3.0) == [("Resume", "b")]
+
+
+def test_a_running_task_may_use_what_is_kept_from_new_and_paused_ones(situation) -> None:
+    made = situation(budget_tokens=300, budget_fraction=0.75, grant_fraction=0.8)
+    for task in ("a", "b", "c"):
+        made.start(task, 50)
+    made.on_call("a", 190, 10, 1.0)
+    assert made.decide(1.0) == [("Grant", "a")], "320 of 400"
+    made.on_turn("a", 195, 1.0)
+    made.on_call("b", 65, 10, 2.0)
+    assert made.decide(2.0) == [("Pause", "b")], "330 of 400"
+    made.on_end("c", 3.0)
+    assert made.decide(3.0) == [("Resume", "b")], "270 of 300"
 
 
 def test_an_evaluation_call_takes_the_room_before_a_train_call(situation) -> None:

@@ -24,7 +24,7 @@ def generate(made, **prompts: int) -> None:
 @pytest.fixture
 def made(situation):
     """A budget of 900 in a cache of 1000: aborts above 950."""
-    return situation(budget_tokens=900, budget_fraction=0.9, max_wait_s=1e6)
+    return situation(budget_tokens=900, budget_fraction=0.9, abort_fraction=0.95, max_wait_s=1e6)
 
 
 def aborted(made, used_tokens: int, now_s: float = 1.0) -> list[str]:
@@ -105,9 +105,16 @@ def test_a_task_that_ends_under_an_abort_is_awaited_no_longer(made) -> None:
 
 
 def test_settings_and_misuse(situation) -> None:
-    with pytest.raises(ValueError, match=r"ctb.abort_fraction: 0.9 must be above ctb.budget_fraction = 0.95, or 0"):
+    with pytest.raises(ValueError, match=r"ctb.abort_fraction: 0.9 must be above ctb.budget_fraction = 0.95 "):
         CtbSettings(abort_fraction=0.9)
-    assert CtbSettings(budget_fraction=0.9).abort_tokens(1000) == 950
+    with pytest.raises(ValueError, match=r"ctb.grant_fraction: 0.9 must not be below ctb.budget_fraction = 0.95"):
+        CtbSettings(grant_fraction=0.9)
+    with pytest.raises(ValueError, match=r"ctb.abort_fraction: 0.97 must be above"):
+        CtbSettings(abort_fraction=0.97, grant_fraction=0.98)
+    assert CtbSettings(budget_fraction=0.9).abort_tokens(1000) == 980
+    assert CtbSettings(budget_fraction=0.9).grant_tokens(900) == 960
+    assert CtbSettings(budget_fraction=1.0).grant_tokens(900) == 900
+    assert CtbSettings(grant_fraction=1.0).abort_tokens(1000) == 1000
     assert CtbSettings(budget_fraction=0.9, abort_fraction=0.99).abort_tokens(1000) == 990
     assert CtbSettings(abort_fraction=0).abort_tokens(1000) is None
     assert CtbSettings(ctb="off", max_tasks_per_rank=4).abort_tokens(1000) is None
@@ -116,7 +123,7 @@ def test_settings_and_misuse(situation) -> None:
 
 
 def test_a_smaller_budget_moves_no_watermark(situation) -> None:
-    made = situation(budget_tokens=900, budget_fraction=0.9)
+    made = situation(budget_tokens=900, budget_fraction=0.9, abort_fraction=0.95)
     generate(made, t=200, u=100)
     made.add_rank(RANK, 500)
     assert aborted(made, 900) == []

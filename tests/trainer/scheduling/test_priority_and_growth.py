@@ -58,24 +58,48 @@ def test_predictions_start_from_the_prior_and_follow_what_is_measured() -> None:
     settings = CtbSettings(
         growth_fraction=0.5,
         prediction_weight=0.1,
-        default_prior=FootprintPrior(prompt_tokens=100, final_tokens=1000),
+        default_prior=FootprintPrior(prompt_tokens=100),
         priors={"maze": FootprintPrior(prompt_tokens=10, final_tokens=50)},
     )
     growth = GrowthPredictor(settings)
     assert growth.first_call_tokens("shop", None) == 100
     assert growth.first_call_tokens("maze", None) == 10
-    assert growth.projected_tokens("shop", 200) == 600
-    assert growth.projected_tokens("maze", 200) == 200
+    assert growth.remaining_tokens("shop", 200) == 100
+    assert growth.remaining_tokens("maze", 20) == 15
+    assert growth.remaining_tokens("maze", 200) == 0
     for _ in range(100):
         growth.observe_first_call("shop", 40, 8)
         growth.observe_final("shop", 400)
     assert growth.first_call_tokens("shop", None) == 48
     assert growth.first_call_tokens("shop", 30) == 38
-    assert growth.projected_tokens("shop", 200) == 300
+    assert growth.remaining_tokens("shop", 200) == 100
+    assert growth.remaining_tokens("shop", 200, 280) == 40
+    assert growth.remaining_tokens("shop", 500) == 0
+
+
+def test_a_context_is_compared_with_those_that_got_longer() -> None:
+    growth = GrowthPredictor(CtbSettings())
+    assert growth.known_final_tokens("shop", 10) is None
+    for final in (100, 200, 600):
+        growth.observe_final("shop", final)
+    finals = {tokens: growth.known_final_tokens("shop", tokens) for tokens in (50, 100, 200, 599, 600, 700)}
+    assert finals == {50: 300, 100: 400, 200: 600, 599: 600, 600: 600, 700: 700}
 
 
 def test_predictions_forget() -> None:
-    growth = GrowthPredictor(CtbSettings(growth_fraction=1.0, prediction_weight=0.2))
-    for final in [4000] * 50 + [1000] * 30:
+    growth = GrowthPredictor(CtbSettings())
+    for final in [4000] * 50 + [1000] * 64:
         growth.observe_final("shop", final)
-    assert 1000 <= growth.projected_tokens("shop", 1) < 1010
+    assert growth.remaining_tokens("shop", 1) == 999
+
+
+def test_finished_siblings_say_more_than_the_environment(situation) -> None:
+    made = situation()
+    made.start("long", 500)
+    made.on_end("long", 0.0)
+    made.start("g/0", 50, siblings=2)
+    assert made.predicted_tokens("g/0") == 510
+    made.add("g/1", siblings=2)
+    made.plan(0.0)
+    made.on_end("g/0", 0.0)
+    assert made.predicted_tokens("g/1") == 60

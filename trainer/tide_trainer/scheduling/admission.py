@@ -97,7 +97,7 @@ class Admission:
         full: set[int] = set()
         while (found := self._next(full)) is not None:
             tier, task = found
-            tokens = self._projected(task)
+            tokens = state.growth.first_call_tokens(task.environment.name, task.group.prompt_tokens)
             rank = self._choose(task, tier, tokens)
             if rank is None:
                 full.add(self._pool(task.entry.version))
@@ -129,25 +129,21 @@ class Admission:
     def _next(self, full: set[int]) -> tuple[int, TaskState] | None:
         """The queued task that starts next, and its tier; full environments and `full` versions are left out."""
         lanes = [lane for lane in self._lanes.values() if self._pool(lane.version) not in full]
-        types = self._state.task_types if self._state.settings.balance_task_types else {}
+        types, weight = self._state.task_types, self._state.settings.diversity_weight
         for tier in (0, 1, 2):
-            best: tuple[int, Entry] | None = None
+            best: tuple[float, Entry] | None = None
             for lane in lanes:
                 head = lane.head(tier)
                 if head is None or not lane.environment.has_room(is_eval=tier == 0):
                     continue
                 # `seq` in the entry is unique, so that a comparison never reaches the task itself.
-                candidate = (types.get(lane.task_type, 0) if tier == 2 else 0, head)
+                penalty = weight * types.get(lane.task_type, 0) if tier == 2 else 0.0
+                candidate = (head[0] + penalty, head)
                 if best is None or candidate < best:
                     best = candidate
             if best is not None:
                 return tier, best[1][3]
         return None
-
-    def _projected(self, task: TaskState) -> int:
-        growth = self._state.growth
-        name = task.environment.name
-        return growth.projected_tokens(name, growth.first_call_tokens(name, task.group.prompt_tokens))
 
     def _choose(self, task: TaskState, tier: int, tokens: int) -> RankState | None:
         """The group's rank if the task fits there, else the rank with the most room."""
@@ -161,7 +157,7 @@ class Admission:
         if tier < 2:
             candidates += state.index.passable(version, _MAX_PASSABLE if tier == 1 else 1)
         accepting = [rank for rank in candidates if self._accepts(rank, task, tier, tokens)]
-        return max(accepting, key=lambda rank: rank.budget_tokens - rank.projected.usage_tokens, default=None)
+        return max(accepting, key=lambda rank: rank.budget_tokens - rank.projected.peak_tokens, default=None)
 
     def _accepts(self, rank: RankState, task: TaskState, tier: int, tokens: int) -> bool:
         settings = self._state.settings
@@ -173,11 +169,13 @@ class Admission:
             return True
         if rank.waiting and not self._goes_before_those_that_wait(rank, task, tier):
             return False
-        added = rank.projected.marginal_tokens(tokens, task.group.uid, self._state.shared_tokens(task))
-        return rank.projected.usage_tokens + added <= rank.budget_tokens or not rank.tasks
+        if not rank.tasks:
+            return True
+        shared, remaining = self._state.shared_tokens(task), self._state.remaining_tokens(task, tokens)
+        return rank.projected.fits(rank.budget_tokens, tokens, task.group.uid, shared, remaining)
 
     def _goes_before_those_that_wait(self, rank: RankState, task: TaskState, tier: int) -> bool:
-        """Resumed before new. Evaluation waits for its own kind, a missing sibling for what is not of a later buffer."""
+        """Resumed before new. Evaluation waits for its own kind, a missing sibling for all but later buffers."""
         if tier == 2 or rank.num_waiting_eval or rank.num_starved:
             return False
         earliest = rank.earliest_order()
@@ -190,7 +188,8 @@ class Admission:
         task.wait += 1
         state.set_phase(task, Phase.ADMITTED)
         state.assign(task, rank)
-        rank.projected.charge(task.entry.task, tokens, group.uid, state.shared_tokens(task))
+        remaining = state.remaining_tokens(task, tokens)
+        rank.projected.charge(task.entry.task, tokens, group.uid, state.shared_tokens(task), remaining)
         state.count_started(task)
         home = state.ranks.get(group.home) if group.home is not None else None
         if home is None or not state.serves(home, task):
@@ -201,8 +200,8 @@ class Admission:
             Admit(
                 task.entry.task,
                 rank.rank,
-                f"{why}; projected {tokens} tokens, rank projected at {rank.projected.usage_tokens} "
-                f"of {rank.budget_tokens}",
+                f"{why}; {tokens} tokens and {remaining} more expected, "
+                f"the rank's peak at {rank.projected.peak_tokens} of {rank.budget_tokens}",
             )
         )
         if first:

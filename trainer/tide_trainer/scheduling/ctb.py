@@ -40,9 +40,9 @@ class TaskScheduler:
     """Admits, pauses and resumes tasks so that what is resident on each rank stays useful.
 
     An event is O(log n), `on_end` O(siblings log n); `plan` is O(log n) per decision and per rank that an event
-    touched, plus O(environments x task types) while tasks are queued. What touches a rank as such (a weight update, a rank that
-    comes or goes) is O(tasks). Not thread-safe. An event that raises has changed nothing. Times are any monotonic
-    clock's seconds.
+    touched, plus O(environments x task types) while tasks are queued. What touches a
+    rank as such (a weight update, a rank that comes or goes) is O(tasks). Not thread-safe. An event that raises has
+    changed nothing. Times are any monotonic clock's seconds.
     """
 
     def __init__(self, settings: CtbSettings) -> None:
@@ -170,9 +170,7 @@ class TaskScheduler:
 
     def predicted_tokens(self, task: str) -> int | None:
         """How long the task's context is expected to get, None where nothing is known."""
-        found = known(self._state, task)
-        said = found.final_tokens
-        return self._state.growth.known_final_tokens(found.environment.name) if said is None else said
+        return self._state.known_final_tokens(known(self._state, task))
 
     def on_end(self, task: str, now_s: float, *, completed: bool = True) -> None:
         """The task has ended, whatever its outcome; it counts for its group's completion.

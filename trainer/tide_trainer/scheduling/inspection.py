@@ -32,7 +32,7 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving, water
                 rank=rank.rank,
                 budget_tokens=rank.budget_tokens,
                 usage_tokens=rank.live.usage_tokens,
-                projected_tokens=rank.projected.usage_tokens,
+                projected_tokens=rank.projected.peak_tokens,
                 num_tasks=len(rank.tasks),
                 num_waiting=len(rank.waiting),
                 version=rank.version,
@@ -111,7 +111,7 @@ def check(state: SchedulerState) -> None:
 
 def _check_rank(rank: RankState) -> None:
     waiting = list(rank.waiting.values())
-    if rank.live.usage_tokens != rank.live.recount() or rank.projected.usage_tokens != rank.projected.recount():
+    if rank.live.usage_tokens != rank.live.recount() or rank.projected.peak_tokens != rank.projected.recount():
         raise SchedulerError(f"rank {rank.rank}: the usage is not the sum of the charges")
     if any(rank.tasks.get(task.entry.task) is not task or task.phase is not Phase.PAUSED for task in waiting):
         raise SchedulerError(f"rank {rank.rank}: a waiting task is not paused here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from tide_trainer.scheduling.admission import Admission
-from tide_trainer.scheduling.budget import TokenLedger
+from tide_trainer.scheduling.budget import PeakLedger, TokenLedger
 from tide_trainer.scheduling.plan import Phase, Report, SchedulerError, SchedulerFullError, TaskEntry
 from tide_trainer.scheduling.serving import Serving
 from tide_trainer.scheduling.state import GroupState, RankState, SchedulerState, TaskState
@@ -27,7 +27,7 @@ class Lifecycle:
         state = self._state
         known = state.ranks.get(rank)
         if known is None:
-            live, projected = TokenLedger(block_tokens), TokenLedger(block_tokens)
+            live, projected = TokenLedger(block_tokens), PeakLedger(block_tokens)
             kv = int(budget_tokens / state.settings.budget_fraction) if kv_tokens is None else kv_tokens
             state.ranks[rank] = RankState(
                 rank, next(state.sequence), budget_tokens, live, projected, kv, version, state.gate_open
@@ -110,6 +110,8 @@ class Lifecycle:
         state, group = self._state, task.group
         if completed and task.context_tokens:
             state.growth.observe_final(task.environment.name, task.context_tokens)
+            group.num_finals += 1
+            group.final_tokens += task.context_tokens
         group.num_finished += 1
         self.forget(task)
         for sibling in group.members.values():

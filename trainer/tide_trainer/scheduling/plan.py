@@ -152,7 +152,7 @@ class RankView:
     Attributes:
         budget_tokens: its limit.
         usage_tokens: live tokens of active tasks, acting ones included; a generating call counts its maximal length.
-        projected_tokens: usage with the set-aside part of the predicted growth, admitted tasks included.
+        projected_tokens: the most that its tasks are expected to hold together, admitted ones included.
         num_tasks: tasks placed here, paused ones included.
         num_waiting: paused tasks whose call waits.
         version: the model version that it serves.

@@ -1,8 +1,8 @@
 """P(t): which waiting call goes first.
 
 Source: TideRL section 4.2, `P(t) = w1*I_eval + w2*G_completion + w3*I_active + w4*L_context`.
-Deviation: lexicographic tiers by default, with the task's order before long context; L_context is divided by the longest
-context; age promotes (bounded wait).
+Deviation: lexicographic tiers by default, with the task's order before long context; L_context is divided by the
+longest context; age promotes (bounded wait).
 """
 
 from __future__ import annotations

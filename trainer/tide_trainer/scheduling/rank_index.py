@@ -57,7 +57,7 @@ class RankIndex:
             return
         if settings.max_tasks_per_rank and len(rank.tasks) >= settings.max_tasks_per_rank:
             return
-        room = rank.budget_tokens - rank.projected.usage_tokens
+        room = rank.budget_tokens - rank.projected.peak_tokens
         if not rank.waiting or settings.ctb == "off":
             self._free.setdefault(rank.version, _Heap()).push(-room, rank)
         elif rank.num_waiting_eval + rank.num_starved == 0:

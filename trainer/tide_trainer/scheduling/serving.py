@@ -1,8 +1,9 @@
 """Waiting calls: which are granted or resumed on a rank, and which must be paused.
 
 Source: TideRL section 4.2, Algorithm 1. Deviation: a task is paused only where its call waits (a turn's end), so no
-work in flight is lost; a paused task is resumed on its projected footprint, not its present one (hysteresis); a call
-of an evaluation or a starved task that does not fit keeps the room that falls free for itself (bounded wait).
+work in flight is lost; a paused task is resumed where the rank's predicted peak stays within its budget, not its
+present use (hysteresis); a call of an evaluation or a starved task that does not fit keeps the room that falls free
+for itself (bounded wait).
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Serving:
         task = rank.peek()
         if task is None or task.is_eval or task.starved or self._state.settings.ctb == "off":
             return task
-        full = rank.projected.usage_tokens >= rank.budget_tokens and rank.num_active() > 0
+        full = rank.projected.peak_tokens >= rank.budget_tokens and rank.num_active() > 0
         return None if full else task
 
     def _can_hold(self, rank: RankState, task: TaskState) -> bool:
@@ -170,14 +171,15 @@ class Serving:
         if state.settings.ctb == "off":
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
-        room = rank.budget_tokens - reserved - rank.live.usage_tokens
+        goes_on = is_fresh or task.is_eval or task.starved
+        limit_tokens = state.settings.grant_tokens(rank.budget_tokens) if goes_on else rank.budget_tokens
+        room = limit_tokens - reserved - rank.live.usage_tokens
         if rank.live.marginal_tokens(task.need_tokens, group, shared) > room:
             return False
-        if is_fresh or task.is_eval or task.starved or rank.num_active() == 0:
+        if goes_on or rank.num_active() == 0:
             return True
-        tokens = state.projected_tokens(task, task.need_tokens)
-        added = rank.projected.marginal_tokens(tokens, group, shared)
-        return rank.projected.usage_tokens + added <= rank.budget_tokens
+        remaining = state.remaining_tokens(task, task.need_tokens)
+        return rank.projected.fits(rank.budget_tokens, task.need_tokens, group, shared, remaining)
 
     def _let_go(self, task: TaskState, rank: RankState, now_s: float) -> None:
         state = self._state

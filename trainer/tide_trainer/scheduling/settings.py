@@ -13,7 +13,9 @@ class FootprintPrior(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     prompt_tokens: int = Field(default=512, ge=1, description="Tokens of a task's first prompt.")
-    final_tokens: int = Field(default=2048, ge=1, description="Tokens of a task's whole context when it ends.")
+    final_tokens: int = Field(
+        default=0, ge=0, description="Tokens of a task's whole context when it ends. 0: twice what it holds now."
+    )
 
 
 class PriorityWeights(BaseModel):
@@ -52,15 +54,22 @@ class CtbSettings(BaseModel):
         ge=0.0,
         le=1.0,
         description="Share of an engine's KV cache above which, as the engine measures it, calls that generate are "
-        "aborted and made again, the lowest priority first. Above budget_fraction. 0: never. None: halfway between "
-        "budget_fraction and 1.",
+        "aborted and made again, the lowest priority first. Above budget_fraction and grant_fraction. 0: never. None: "
+        "four fifths of the way from budget_fraction to 1.",
+    )
+    grant_fraction: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="Share of an engine's KV cache up to which calls of running tasks are granted; tasks are admitted "
+        "and resumed up to budget_fraction. Not below that. None: three fifths of the way from there to 1.",
     )
     growth_fraction: float = Field(
-        default=0.3,
+        default=1.0,
         ge=0.0,
         le=1.0,
-        description="Share of a task's predicted growth that is set aside when it is admitted or resumed. "
-        "0: its present footprint only (many pauses); 1: its whole predicted footprint (no pauses, fewer tasks).",
+        description="Share of the tasks' predicted growth that counts in the peak of a rank's use, for admitting and "
+        "resuming. 0: their present footprints only (many pauses).",
     )
     default_prior: FootprintPrior = Field(
         default_factory=FootprintPrior,
@@ -105,9 +114,11 @@ class CtbSettings(BaseModel):
         ge=1,
         description="Longest context of a task; normalises the context term of `priority = weighted`.",
     )
-    balance_task_types: bool = Field(
-        default=False,
-        description="Start new groups of the task type with the fewest tasks in flight. false: in their order.",
+    diversity_weight: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="By how much each task of a type in flight puts off new groups of that type, in steps of order. "
+        "0: groups start in their order, whatever their type.",
     )
     max_bypass: int = Field(
         default=4,
@@ -125,11 +136,17 @@ class CtbSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _aborts_stand_above_the_budget(self) -> Self:
-        if self.abort_fraction and self.abort_fraction <= self.budget_fraction:
+    def _watermarks_stand_in_order(self) -> Self:
+        if self.grant_fraction is not None and self.grant_fraction < self.budget_fraction:
+            raise ValueError(
+                f"ctb.grant_fraction: {self.grant_fraction:g} must not be below ctb.budget_fraction = "
+                f"{self.budget_fraction:g}"
+            )
+        lower = max(self.budget_fraction, self.grant_fraction or 0.0)
+        if self.abort_fraction and self.abort_fraction <= lower:
             raise ValueError(
                 f"ctb.abort_fraction: {self.abort_fraction:g} must be above ctb.budget_fraction = "
-                f"{self.budget_fraction:g}, or 0 for no aborts"
+                f"{self.budget_fraction:g} and ctb.grant_fraction, or 0 for no aborts"
             )
         return self
 
@@ -143,5 +160,15 @@ class CtbSettings(BaseModel):
 
     def abort_tokens(self, kv_tokens: int) -> int | None:
         """The measured usage of an engine with a KV cache of `kv_tokens` above which calls are aborted; None: none."""
-        fraction = (1.0 + self.budget_fraction) / 2 if self.abort_fraction is None else self.abort_fraction
+        fraction = self.abort_fraction
+        if fraction is None:
+            fraction = max(self._between(0.8), self.grant_fraction or 0.0)
         return int(kv_tokens * fraction) if fraction and self.ctb == "on" else None
+
+    def grant_tokens(self, budget_tokens: int) -> int:
+        """What the tasks of a rank with this budget may hold when one of their calls is granted."""
+        fraction = self._between(0.6) if self.grant_fraction is None else self.grant_fraction
+        return int(budget_tokens * max(1.0, fraction / self.budget_fraction))
+
+    def _between(self, share: float) -> float:
+        return self.budget_fraction + share * (1.0 - self.budget_fraction)

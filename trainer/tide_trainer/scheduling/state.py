@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tide_trainer.scheduling.budget import TokenLedger
+from tide_trainer.scheduling.budget import PeakLedger, TokenLedger
 from tide_trainer.scheduling.capacity import EnvironmentState
 from tide_trainer.scheduling.growth import GrowthPredictor
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
@@ -24,6 +24,8 @@ class GroupState:
     uid: str
     num_siblings: int
     num_finished: int = 0
+    num_finals: int = 0
+    final_tokens: int = 0
     prompt_tokens: int | None = None
     released: bool = False
     probe: TaskState | None = None
@@ -40,7 +42,7 @@ class RankState:
     seq: int
     budget_tokens: int
     live: TokenLedger
-    projected: TokenLedger
+    projected: PeakLedger
     kv_tokens: int
     version: int = 0
     gate_open: bool = True
@@ -200,15 +202,26 @@ class SchedulerState:
             return 0
         return prompt
 
-    def projected_tokens(self, task: TaskState, tokens: int) -> int:
-        """A footprint of `tokens` with the configured share of the task's growth, as it said or as is usual."""
-        return self.growth.projected_tokens(task.environment.name, tokens, task.final_tokens)
+    def known_final_tokens(self, task: TaskState) -> int | None:
+        """How long the task's context gets: as it said, as its siblings' did, as is usual; None before any ended."""
+        said = self._final_tokens(task)
+        return self.growth.known_final_tokens(task.environment.name, task.context_tokens) if said is None else said
+
+    def remaining_tokens(self, task: TaskState, tokens: int) -> int:
+        """By how much a footprint of `tokens` is expected to grow."""
+        return self.growth.remaining_tokens(task.environment.name, tokens, self._final_tokens(task))
+
+    def _final_tokens(self, task: TaskState) -> int | None:
+        group = task.group
+        if task.final_tokens is not None or not group.num_finals:
+            return task.final_tokens
+        return group.final_tokens // group.num_finals
 
     def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
         """The task's context holds `tokens` on the rank; its growth is projected afresh."""
         uid, group, shared = task.entry.task, task.group.uid, self.shared_tokens(task)
         rank.live.charge(uid, tokens, group, shared)
-        rank.projected.charge(uid, self.projected_tokens(task, tokens), group, shared)
+        rank.projected.charge(uid, tokens, group, shared, self.remaining_tokens(task, tokens))
         self.dirty[rank.rank] = None
 
     def release(self, task: TaskState) -> None:
