@@ -151,8 +151,8 @@ class RankView:
 
     Attributes:
         budget_tokens: its limit.
-        usage_tokens: live tokens of active tasks, acting ones included unless lent; a generating call counts its maximal
-            length.
+        usage_tokens: live tokens of active tasks, acting ones included unless lent; a generating call counts its
+            maximal length.
         projected_tokens: the most that its tasks are expected to hold together, admitted ones included.
         num_tasks: tasks placed here, paused ones included.
         num_waiting: paused tasks whose call waits.
