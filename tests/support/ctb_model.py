@@ -48,10 +48,11 @@ class SchedulerModel(RuleBasedStateMachine):
     @initialize(
         growth=st.sampled_from([0.0, 0.3, 1.0]),
         priority=st.sampled_from(["tiers", "weighted"]),
+        lend=st.booleans(),
         share=st.booleans(),
         probe=st.booleans(),
     )
-    def start(self, growth: float, priority: str, share: bool, probe: bool) -> None:
+    def start(self, growth: float, priority: str, share: bool, probe: bool, lend: bool = False) -> None:
         self.scheduler = TaskScheduler(
             CtbSettings.model_validate(
                 {
@@ -59,6 +60,7 @@ class SchedulerModel(RuleBasedStateMachine):
                     "priority": priority,
                     "share_group_prefix": share,
                     "probe": probe,
+                    "lend_idle": lend,
                     "max_wait_s": 5.0,
                     "budget_fraction": BUDGET / KV,
                     "grant_fraction": GRANT / KV,
@@ -66,7 +68,7 @@ class SchedulerModel(RuleBasedStateMachine):
                 }
             )
         )
-        self.share = share
+        self.share, self.lend = share, lend
         self.tasks: dict[str, Seen] = {}
         self.ended: set[str] = set()
         self.ranks: dict[RankId, int] = {}
@@ -84,7 +86,8 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def others_tokens(self, rank: RankId, but: str) -> int:
         """Live tokens of the rank's other tasks; a group's first prompt counts once if it is shared (block size 1)."""
-        active = {t: s for t, s in self.tasks.items() if s.tokens and s.phase in ("generating", "acting")}
+        counting = ("generating",) if self.lend else ("generating", "acting")
+        active = {t: s for t, s in self.tasks.items() if s.tokens and s.phase in counting}
         there = {t: s for t, s in active.items() if s.rank == rank and t != but}
         total = sum(seen.tokens for seen in there.values())
         if self.share:

@@ -17,7 +17,9 @@ def test_long_random_runs_keep_every_invariant(seed: int) -> None:
     """The same rules, in the mix of a busy rollout, where the small budget keeps many tasks paused."""
     choose = random.Random(seed)
     machine = SchedulerMachine()
-    machine.start(choose.choice([0.0, 0.3]), choose.choice(["tiers", "weighted"]), seed % 2 == 0, seed % 3 > 0)
+    machine.start(
+        choose.choice([0.0, 0.3]), choose.choice(["tiers", "weighted"]), seed % 2 == 0, seed % 3 > 0, seed > 3
+    )
     machine.add_rank(1)
     for _ in range(2500):
         pick, dice = choose.randrange(10**6), choose.random()

@@ -44,7 +44,9 @@ def test_setting_growth_aside_saves_pauses(roll_out, make_workload) -> None:
     prior = FootprintPrior(prompt_tokens=100, final_tokens=300)
     pauses = [
         roll_out(
-            workload, budget_tokens=3000, settings=CtbSettings(growth_fraction=fraction, default_prior=prior)
+            workload,
+            budget_tokens=3000,
+            settings=CtbSettings(growth_fraction=fraction, default_prior=prior, lend_idle=False),
         ).view.num_pauses
         for fraction in (0.0, 0.3, 1.0)
     ]

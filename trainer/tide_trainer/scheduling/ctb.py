@@ -7,8 +7,8 @@ answers with decisions, each with its reason. It never waits, reads no clock, do
                                           |--Pause--> paused --Resume--> generating
 
 Source: TideRL section 4, Algorithm 1.
-Invariant 1: a call is granted only if the live tokens of the rank's other tasks (acting ones included; generating ones
-at their maximal length), the new prompt and its maximal new tokens fit the rank's budget.
+Invariant 1: a call is granted only if the live tokens of the rank's other tasks (acting ones included, unless theirs
+are lent; generating ones at their maximal length), the new prompt and its maximal new tokens fit the rank's budget.
 """
 
 from __future__ import annotations

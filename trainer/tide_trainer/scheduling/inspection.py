@@ -53,6 +53,7 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving, water
         num_resumes=serving.num_resumes,
         num_refused=serving.num_refused,
         num_aborts=watermark.num_aborts,
+        num_lent=serving.num_lent,
     )
 
 

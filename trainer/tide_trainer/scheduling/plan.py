@@ -151,7 +151,8 @@ class RankView:
 
     Attributes:
         budget_tokens: its limit.
-        usage_tokens: live tokens of active tasks, acting ones included; a generating call counts its maximal length.
+        usage_tokens: live tokens of active tasks, acting ones included unless lent; a generating call counts its
+            maximal length.
         projected_tokens: the most that its tasks are expected to hold together, admitted ones included.
         num_tasks: tasks placed here, paused ones included.
         num_waiting: paused tasks whose call waits.
@@ -180,6 +181,7 @@ class SchedulerView:
         gate_open: no rank's gate is closed.
         num_pauses: Pause decisions since the start; likewise the other counters.
         num_refused: Refuse decisions since the start.
+        num_lent: times that an acting task's tokens were given to a call of higher priority.
     """
 
     ready: bool
@@ -197,3 +199,4 @@ class SchedulerView:
     num_resumes: int
     num_refused: int
     num_aborts: int = 0
+    num_lent: int = 0

@@ -23,6 +23,7 @@ class Serving:
         self.num_pauses = 0
         self.num_resumes = 0
         self.num_refused = 0
+        self.num_lent = 0
 
     def place(self, task: TaskState) -> RankState | None:
         """The rank for a waiting call whose own rank is gone or too small: the most room among those large enough."""
@@ -92,7 +93,9 @@ class Serving:
                 task, entry = waiting, heapq.heappop(rank.heap)
             else:
                 break
-            if self._fits(rank, task, reserved, is_fresh=entry is None):
+            if self._fits(rank, task, reserved, is_fresh=entry is None) or (
+                entry is None and self._lend(rank, task, reserved)
+            ):
                 self._let_go(task, rank, now_s)
                 continue
             if reserved == 0 and (task.starved or (task.is_eval and state.settings.priority == "tiers")):
@@ -180,6 +183,27 @@ class Serving:
             return True
         remaining = state.remaining_tokens(task, task.need_tokens)
         return rank.projected.fits(rank.budget_tokens, task.need_tokens, group, shared, remaining)
+
+    def _lend(self, rank: RankState, task: TaskState, reserved: int) -> bool:
+        """Makes a fresh call fit on what acting tasks of lower priority hold, the lowest first. O(tasks of the rank).
+
+        Their contexts may be evicted from then on; at its next call each is served as any other.
+        """
+        state = self._state
+        if not state.settings.lend_idle or rank.overloaded:
+            return False
+        mine = state.key(task, active=True)
+        idle = [other for other in rank.tasks.values() if other.phase is Phase.ACTING and other.entry.task in rank.live]
+        idle = [other for other in idle if state.key(other, active=True) > mine]
+        idle.sort(key=lambda other: (state.key(other, active=True), other.seq), reverse=True)
+        for num, other in enumerate(idle):
+            rank.live.release(other.entry.task)
+            if self._fits(rank, task, reserved, is_fresh=True):
+                self.num_lent += num + 1
+                return True
+        for other in idle:
+            rank.live.charge(other.entry.task, other.context_tokens, other.group.uid, state.shared_tokens(other))
+        return False
 
     def _let_go(self, task: TaskState, rank: RankState, now_s: float) -> None:
         state = self._state

@@ -71,6 +71,11 @@ class CtbSettings(BaseModel):
         description="Share of the tasks' predicted growth that counts in the peak of a rank's use, for admitting and "
         "resuming. 0: their present footprints only (many pauses).",
     )
+    lend_idle: bool = Field(
+        default=True,
+        description="A call that does not fit takes the room of acting tasks of lower priority, whose contexts may be "
+        "evicted then. false: it is paused until there is room.",
+    )
     default_prior: FootprintPrior = Field(
         default_factory=FootprintPrior,
         description="Assumed footprint of an environment that `priors` does not name.",
