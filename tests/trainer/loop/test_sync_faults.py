@@ -127,6 +127,13 @@ async def test_a_join_waits_for_a_sync_and_the_sync_may_take_the_rank_along(sett
     await asyncio.gather(sync.join(SECOND), syncing)
     assert [line for line in log if line.startswith("update 1")] == ["update 1 to 2"]
     assert quarantined == {}
+    await sync.to_version(3, sparing(SECOND))
+    syncing = asyncio.create_task(sync.to_version(4, sparing(SECOND)))
+    while "close 0" not in log[-2:]:
+        await asyncio.sleep(0)
+    await asyncio.gather(sync.join(SECOND), syncing)
+    assert log.index("open 0 at 4") < log.index("close 1")
+    assert log[-1] == "open 1 at 4"
 
 
 async def test_a_spared_rank_whose_later_update_fails_is_left_out_and_below_the_minimum_ends_the_run(settings):
