@@ -16,7 +16,7 @@ from tide_trainer.cluster.local import ChildProcess, LocalProcesses
 from tide_trainer.errors import RunFailed, TrainerError
 from tide_trainer.images import ImageStore, ImageTokens
 from tide_trainer.loop.engine_watch import EngineWatch
-from tide_trainer.loop.environment_watch import EnvironmentWatch
+from tide_trainer.loop.environment_watch import environment_watch_of
 from tide_trainer.loop.evaluation import Evaluation
 from tide_trainer.loop.heartbeats import Heartbeats
 from tide_trainer.loop.image_pruning import ImagePruning
@@ -53,6 +53,9 @@ DEATH_SEEN_S = 1.0
 
 class Wired:
     """What `wiring.wired` hands out; its parts are up, but for the rollout engines, which `run` awaits."""
+
+    _loop: TrainLoop | None = None
+    _death_seen: RunFailed | None = None
 
     def __init__(
         self,
@@ -110,21 +113,12 @@ class Wired:
         )
         self._heartbeats = Heartbeats(gateway, f"{self._key}/", settings.gateway.heartbeat_timeout_s)
         self._engine_watch = EngineWatch(settings.rollout.watch, self._shell, record)
-        self._environment_watch = EnvironmentWatch(
-            gateway,
-            self._shell,
-            (settings.tasks.environment,),
-            reserved_slots=settings.evaluation.reserved_slots,
-            interval_s=settings.gateway.capacity_interval_s,
-        )
-        self._loop: TrainLoop | None = None
-        self._death_seen: RunFailed | None = None
+        self._environment_watch = environment_watch_of(settings, gateway, self._shell)
         self._watching: list[asyncio.Task[None]] = []
         for child in processes.children:
             if part_of(child.name) in NEEDED:
                 self._keep_watching(self._watch_child(child), child.name)
         self._keep_watching(self._heartbeats.run(), "heartbeats")
-        self._keep_watching(self._environment_watch.run(), "environments")
 
     @property
     def parity_max_abs(self) -> float | None:
@@ -215,6 +209,7 @@ class Wired:
             self._engine_watch.add_rank(info, engine.token)
             self._keep_watching(self._watch(engine), str(info.rank))
         self._keep_watching(self._engine_watch.run(), "engines")
+        self._keep_watching(self._environment_watch.run(), "environments")
 
     def _keep_watching(self, watch: Coroutine[Any, Any, None], name: str) -> None:
         """Runs a watch beside the run; one that breaks ends the run, for nobody would look any more."""

@@ -185,7 +185,7 @@ def test_belief_and_measurement_that_part_are_a_breach_also_when_they_met_again(
     assert footprints(interval_s=0)[0] == "not recorded"
     state, words = footprints(alarm(), alarm("cleared"), alarm(kind="evicted"))
     assert state == "breach"
-    assert words == "2 alarms (above 1, evicted 1); the last one: 40 tokens too many"
+    assert words == "alarms: above 1, evicted 1; the last one: 40 tokens too many"
 
 
 def test_t7_a_run_without_capacity_data_is_a_breach() -> None:

@@ -19,6 +19,7 @@ from tide_sdk.client import GatewayClient
 from tide_sdk.errors import TideError
 from tide_sdk.http import TransportError
 from tide_sdk.wire import CapacityView
+from tide_trainer.settings import TrainerSettings
 
 _LOG = logging.getLogger(__name__)
 _DEADLINE_S = 10.0
@@ -30,6 +31,17 @@ class Limited(Protocol):
     def set_environment_capacity(self, environment: str, limit: int | None, reserved_eval: int) -> None:
         """At most `limit` tasks in flight, `reserved_eval` of them for evaluation only."""
         ...
+
+
+def environment_watch_of(settings: TrainerSettings, gateway: GatewayClient, shell: Limited) -> EnvironmentWatch:
+    """The watch of a run, as its configuration says."""
+    return EnvironmentWatch(
+        gateway,
+        shell,
+        (settings.tasks.environment,),
+        reserved_slots=settings.evaluation.reserved_slots,
+        interval_s=settings.gateway.capacity_interval_s,
+    )
 
 
 class EnvironmentWatch:

@@ -76,8 +76,7 @@ class SchedulerShell:
         self._scheduler = scheduler
         self._router = router
         self._control = GatewayControl(gateway)
-        self._settings = settings
-        self._now = now
+        self._settings, self._now = settings, now
         self._tasks: dict[str, ShellTask] = {}
         self._in_flight = CallsInFlight()
         self.versions = RankVersions(self._tasks)

@@ -179,7 +179,7 @@ def _footprints(run: RunSummary) -> Check:
     for alarm in raised:
         kind = str(alarm.get("kind"))
         by_kind[kind] = by_kind.get(kind, 0.0) + 1
-    words = f"{len(raised)} alarms ({_listed(by_kind)}); the last one: {raised[-1].get('message')}" if raised else ""
+    words = f"alarms: {_listed(by_kind)}; the last one: {raised[-1].get('message')}" if raised else ""
     unready = f"no rank said what its cache held, {run.num_unready} times" if run.num_unready else ""
     return Check(rule, "breach", "; ".join(part for part in (words, unready) if part))
 
