@@ -152,7 +152,7 @@ class Admission:
         if waiting:
             return False
         added = rank.projected.marginal_tokens(tokens, task.group.uid, self._state.shared_tokens(task))
-        return rank.projected.usage_tokens + added <= rank.budget_tokens or not rank.tasks
+        return rank.projected.usage_tokens + added <= self._state.limit_tokens(rank) or not rank.tasks
 
     def _start(self, task: TaskState, rank: RankState, tokens: int, now_s: float) -> None:
         state, group = self._state, task.group

@@ -68,6 +68,8 @@ def check(state: SchedulerState) -> None:
 
 def _check_rank(rank: RankState) -> None:
     waiting = list(rank.waiting.values())
+    if rank.generating_tokens != sum(rank.generating.values()):
+        raise SchedulerError(f"rank {rank.rank}: tokens of calls at the engine are miscounted")
     if rank.live.usage_tokens != rank.live.recount() or rank.projected.usage_tokens != rank.projected.recount():
         raise SchedulerError(f"rank {rank.rank}: the usage is not the sum of the charges")
     if any(rank.tasks.get(task.entry.task) is not task or task.phase is not Phase.PAUSED for task in waiting):

@@ -93,6 +93,7 @@ class Lifecycle:
         self._stop(task)
         task.wait += 1
         task.starved = False
+        task.changed_s = None
         state.set_phase(task, Phase.ACTING)
         state.release(task)
         state.admission_dirty = True

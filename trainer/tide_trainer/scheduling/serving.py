@@ -127,7 +127,7 @@ class Serving:
         task = rank.peek()
         if task is None or task.is_eval or task.starved or self._state.settings.ctb == "off":
             return task
-        full = rank.projected.usage_tokens >= rank.budget_tokens and rank.num_active() > 0
+        full = rank.projected.usage_tokens >= self._state.limit_tokens(rank) and rank.num_active() > 0
         return None if full else task
 
     def _can_hold(self, rank: RankState, task: TaskState) -> bool:
@@ -138,14 +138,18 @@ class Serving:
         if state.settings.ctb == "off":
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
-        room = rank.budget_tokens - reserved - rank.live.usage_tokens
+        limit = state.limit_tokens(rank)
+        room = limit - reserved - rank.live.usage_tokens
+        # What is lent is idle; calls at the engine fit the budget, so that none of them is ever preempted.
+        if limit > rank.budget_tokens and rank.generating_tokens + task.need_tokens > rank.budget_tokens:
+            return False
         if rank.live.marginal_tokens(task.need_tokens, group, shared) > room:
             return False
         if is_fresh or task.is_eval or task.starved or rank.num_active() == 0:
             return True
         tokens = state.projected_tokens(task, task.need_tokens)
         added = rank.projected.marginal_tokens(tokens, group, shared)
-        return rank.projected.usage_tokens + added <= rank.budget_tokens
+        return rank.projected.usage_tokens + added <= limit
 
     def _let_go(self, task: TaskState, rank: RankState, now_s: float) -> None:
         state = self._state
@@ -155,6 +159,7 @@ class Serving:
             state.stop_waiting(task)
         task.wait += 1
         task.starved = task.cold = False
+        task.changed_s = now_s
         state.set_phase(task, Phase.GENERATING)
         state.charge(task, rank, task.need_tokens)
         used = f"{rank.live.usage_tokens} of {rank.budget_tokens} tokens used with it"

@@ -54,6 +54,13 @@ class CtbSettings(BaseModel):
         description="Share of a task's predicted growth that is set aside when it is admitted or resumed. "
         "0: its present footprint only (many pauses); 1: its whole predicted footprint (no pauses, fewer tasks).",
     )
+    idle_lending: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Lets idle contexts exceed a rank's budget where environments are slower than calls, by this share "
+        "of the budget at most; calls at the engine stay within it. 0: never, every context counts whole.",
+    )
     default_prior: FootprintPrior = Field(
         default_factory=FootprintPrior,
         description="Assumed footprint of an environment that `priors` does not name.",

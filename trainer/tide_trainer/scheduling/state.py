@@ -9,6 +9,7 @@ from typing import Literal
 
 from tide_trainer.scheduling.budget import TokenLedger
 from tide_trainer.scheduling.growth import GrowthPredictor
+from tide_trainer.scheduling.lending import IdleLending
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
 from tide_trainer.scheduling.priority import Key, waiting_key
 from tide_trainer.scheduling.settings import CtbSettings
@@ -58,6 +59,8 @@ class RankState:
     waiting_tokens: int = 0
     num_waiting_eval: int = 0
     num_starved: int = 0
+    generating: dict[str, int] = field(default_factory=dict[str, int])
+    generating_tokens: int = 0
     heap: list[HeapEntry] = field(default_factory=list["HeapEntry"])
 
     def num_active(self) -> int:
@@ -90,6 +93,7 @@ class TaskState:
     first_prompt_tokens: int = 0
     final_tokens: int | None = None
     waiting_since_s: float = 0.0
+    changed_s: float | None = None
     starved: bool = False
     cold: bool = False
     stamp: int = 0
@@ -116,6 +120,7 @@ class SchedulerState:
     def __init__(self, settings: CtbSettings) -> None:
         self.settings = settings
         self.growth = GrowthPredictor(settings)
+        self.lending = IdleLending(settings)
         self.tasks: dict[str, TaskState] = {}
         self.groups: dict[str, GroupState] = {}
         self.environments: dict[str, EnvironmentState] = {}
@@ -166,6 +171,10 @@ class SchedulerState:
     def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
         """The task's context holds `tokens` on the rank; its growth is projected afresh."""
         uid, group, shared = task.entry.task, task.group.uid, self.shared_tokens(task)
+        rank.generating_tokens -= rank.generating.pop(uid, 0)
+        if task.phase is Phase.GENERATING:
+            rank.generating[uid] = tokens
+            rank.generating_tokens += tokens
         rank.live.charge(uid, tokens, group, shared)
         rank.projected.charge(uid, self.projected_tokens(task, tokens), group, shared)
         self.dirty[rank.rank] = None
@@ -173,9 +182,14 @@ class SchedulerState:
     def release(self, task: TaskState) -> None:
         """The task's context no longer counts on its rank."""
         if task.rank is not None:
+            task.rank.generating_tokens -= task.rank.generating.pop(task.entry.task, 0)
             task.rank.live.release(task.entry.task)
             task.rank.projected.release(task.entry.task)
             self.dirty[task.rank.rank] = None
+
+    def limit_tokens(self, rank: RankState) -> int:
+        """What the contexts on a rank may come to: its budget, and what is lent of idle ones."""
+        return int(rank.budget_tokens * self.lending.factor())
 
     def assign(self, task: TaskState, rank: RankState | None) -> None:
         """Places a task that does not wait on a rank, or on none; its charges are released."""
