@@ -146,9 +146,7 @@ class TaskScheduler:
             )
         found = self._in_phase(task, "on_call", Phase.ADMITTED, Phase.ACTING)
         state = self._state
-        if found.changed_s is not None:
-            state.lending.observe_acting(now_s - found.changed_s)
-            found.changed_s = None
+        state.note_acted(found, now_s)
         state.release(found)
         if found.first_prompt_tokens == 0:
             self._lifecycle.first_prompt(found, prompt_tokens, max_new_tokens)
@@ -172,9 +170,7 @@ class TaskScheduler:
         if not displaced:
             self._in_phase(task, "on_turn", Phase.GENERATING)
         found.context_tokens = context_tokens
-        if found.changed_s is not None:
-            self._state.lending.observe_generating(now_s - found.changed_s)
-        found.changed_s = now_s
+        self._state.note_generated(found, now_s)
         if found.rank is not None:
             self._state.set_phase(found, Phase.ACTING)
             self._state.charge(found, found.rank, context_tokens)

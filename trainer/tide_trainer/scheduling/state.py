@@ -191,6 +191,18 @@ class SchedulerState:
         """What the contexts on a rank may come to: its budget, and what is lent of idle ones."""
         return int(rank.budget_tokens * self.lending.factor())
 
+    def note_generated(self, task: TaskState, now_s: float) -> None:
+        """The task's call has been answered; its environment acts from now on."""
+        if task.changed_s is not None:
+            self.lending.observe_generating(now_s - task.changed_s)
+        task.changed_s = now_s
+
+    def note_acted(self, task: TaskState, now_s: float) -> None:
+        """The task's next call is there; its wait belongs to neither time."""
+        if task.changed_s is not None:
+            self.lending.observe_acting(now_s - task.changed_s)
+        task.changed_s = None
+
     def assign(self, task: TaskState, rank: RankState | None) -> None:
         """Places a task that does not wait on a rank, or on none; its charges are released."""
         self.release(task)
