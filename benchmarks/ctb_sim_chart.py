@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-COLOURS = ("#1f5fbf", "#c9ced6", "#aab2be", "#8b95a5", "#6c7788", "#c2571a", "#10806b")
+COLOURS = ("#1f5fbf", "#8a3ea8", "#c9ced6", "#aab2be", "#8b95a5", "#6c7788", "#c2571a", "#10806b")
 WIDTH, ROW, LEFT = 860, 14, 110
 PANEL, GAP, TOP = (240, 150), 40, 30
 
@@ -48,7 +48,7 @@ def curves(lines: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> str:
                 f'<path d="M{left} {y}h{width}" stroke="#c9ced6"/>' + _text(left - 5, y + 4, f"{level:.2f}", "end")
             )
         for index, (preset, points) in enumerate(presets.items()):
-            colour = COLOURS[(0, 5, 6)[index % 3]]
+            colour = COLOURS[(0, 6, 7)[index % 3]]
             places = [
                 (left + width * place / max(1, len(values) - 1), top + height * (high - y) / (high - low))
                 for place, (_, y) in enumerate(points)

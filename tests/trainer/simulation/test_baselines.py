@@ -29,7 +29,7 @@ def turn(policy, task: str, prompt_tokens: int, now_s: float = 0.0) -> list[tupl
 
 @pytest.fixture
 def aimd() -> AimdPolicy:
-    policy = policies.aimd(AimdSettings(start=2, increase=1, decrease=0.5))(1000, 16, 1)
+    policy = policies.aimd(AimdSettings(start=2, increase=1, decrease=0.5, slow_start=True))(1000, 16, 1)
     assert isinstance(policy, AimdPolicy)
     for entry in entries(40):
         policy.submit(entry)

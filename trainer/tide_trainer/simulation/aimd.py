@@ -1,6 +1,6 @@
-"""A baseline: concurrency by additive increase and multiplicative decrease on the engine's KV use.
+"""A baseline: concurrency by additive increase and multiplicative decrease, on the engine's KV use.
 
-It starts as TCP does: the limit doubles until the first congestion, then grows by a constant and shrinks by a factor.
+The limit grows by a constant and shrinks by a factor; with `slow_start` it doubles until the first congestion.
 Tasks above a lowered limit are paused where their next call waits, and go on, the latest paused first (the likeliest to
 be cached), before new ones start.
 """
@@ -17,7 +17,7 @@ from tide_trainer.types import RankId
 
 @dataclass(frozen=True, slots=True)
 class AimdSettings:
-    """The controller's constants.
+    """The controller's constants; the defaults were the best found for presets A to C on seeds of tuning.
 
     Attributes:
         start: tasks in flight on a rank at first.
@@ -26,15 +26,17 @@ class AimdSettings:
         target_fraction: KV use above which the engine counts as congested; so does any preemption.
         interval_s: seconds between two looks at the engine.
         settle_s: seconds after a decrease in which no other one follows.
+        slow_start: doubles at first. Contexts fill a cache over many turns, so that the signal comes too late for it.
         pauses: whether tasks above a lowered limit are paused; else they run to their end.
     """
 
-    start: int = 16
-    increase: float = 4.0
+    start: int = 128
+    increase: float = 8.0
     decrease: float = 0.75
-    target_fraction: float = 0.9
-    interval_s: float = 1.0
+    target_fraction: float = 0.5
+    interval_s: float = 2.0
     settle_s: float = 5.0
+    slow_start: bool = False
     pauses: bool = True
 
 
@@ -51,7 +53,7 @@ class _Rank:
     kv_tokens: int
     limit: float
     num_running: int = 0
-    climbing: bool = True
+    climbing: bool = False
     settled_at_s: float = 0.0
     num_preemptions: int = 0
     paused: list[str] = field(default_factory=list[str])
@@ -63,7 +65,9 @@ class AimdPolicy:
     def __init__(self, ranks: Mapping[RankId, int], settings: AimdSettings) -> None:
         """Takes the KV tokens of each rank."""
         self._settings = settings
-        self._ranks = {rank: _Rank(kv_tokens, settings.start) for rank, kv_tokens in ranks.items()}
+        self._ranks = {
+            rank: _Rank(kv_tokens, settings.start, climbing=settings.slow_start) for rank, kv_tokens in ranks.items()
+        }
         self._new = NewTasks()
         self._tasks: dict[str, _Task] = {}
         self._calls: list[str] = []

@@ -72,6 +72,8 @@ class _Rank:
     ledger: TokenLedger
     active: dict[str, _Task] = field(default_factory=dict[str, _Task])
     paused: dict[str, _Task] = field(default_factory=dict[str, _Task])
+    # Usage at which no paused task fitted, while the paused ones stay the same: nothing fits above it either.
+    full_at_tokens: int | None = None
 
 
 class AlgorithmOnePolicy:
@@ -167,12 +169,16 @@ class AlgorithmOnePolicy:
             rank.ledger.release(task.entry.task)
             del rank.active[task.entry.task]
             rank.paused[task.entry.task] = task
+            rank.full_at_tokens = None
 
     def _fill(self, rank_id: RankId, rank: _Rank) -> None:
         while rank.paused:
+            if rank.active and rank.full_at_tokens is not None and rank.ledger.usage_tokens >= rank.full_at_tokens:
+                return
             room = rank.budget_tokens - rank.ledger.usage_tokens
             fitting = [task for task in rank.paused.values() if self._added(rank, task) <= room or not rank.active]
             if (room <= 0 and rank.active) or not fitting:
+                rank.full_at_tokens = rank.ledger.usage_tokens
                 return
             task = max(fitting, key=self._priority)
             del rank.paused[task.entry.task]
@@ -219,6 +225,8 @@ class AlgorithmOnePolicy:
     def _measure(self, task: _Task, tokens: int) -> None:
         task.tokens = tokens
         rank = self._ranks[task.rank]
+        if task.leaving:
+            rank.full_at_tokens = None
         if not task.leaving and task.entry.task in rank.active:
             rank.ledger.charge(task.entry.task, tokens, task.entry.group, self._shared(task.group))
 
