@@ -75,7 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the main cell with its first seed and five policies")
     parser.add_argument("--cell", default="", help=f"only these of {', '.join(CELLS)}, for example main,cache-4")
-    parser.add_argument("--policy", default="", help="only these: ctb, ctb-peak, aimd, algorithm-1, fixed-N, fixed-all")
+    parser.add_argument("--policy", default="", help="only these: ctb, aimd, algorithm-1, fixed-N, fixed-all")
     parser.add_argument("--seeds", default="", help="seeds of every cell, for example 1,2 (0 to 3 are for tuning)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine's forward pass")
     parser.add_argument("--trace", type=Path, help="file that takes each run's samples and turns, one JSON a line")

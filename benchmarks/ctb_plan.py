@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tide_trainer.scheduling.settings import CtbSettings
 from tide_trainer.simulation import policies
 from tide_trainer.simulation.policies import PolicyFactory
 
 UNLIMITED = "all"
 CTB = "ctb"
-PEAK = CtbSettings(admission="peak", admission_fraction=0.95, budget_fraction=1.0, lend_idle=True)
-"""Admission by the predicted peak of use (`docs/decisions/0024`); played as `ctb-peak` where asked for."""
-
 MAIN = "main"
 
 
@@ -85,11 +81,9 @@ def factory_of(policy: str, cell: Cell) -> PolicyFactory:
     name, _, number = policy.partition("-")
     if name == "fixed" and (number == UNLIMITED or number.isdecimal()):
         return policies.fixed(cell.num_tasks if number == UNLIMITED else int(number))
-    if policy == "ctb-peak":
-        return policies.ctb(PEAK)
     made = {CTB: policies.ctb, "aimd": policies.aimd, "algorithm-1": policies.algorithm_one}.get(policy)
     if made is None:
-        raise ValueError(f"--policy {policy}: give ctb, ctb-peak, aimd, algorithm-1, fixed-N or fixed-all")
+        raise ValueError(f"--policy {policy}: give ctb, aimd, algorithm-1, fixed-N or fixed-all")
     return made()
 
 

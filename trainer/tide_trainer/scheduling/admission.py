@@ -151,10 +151,6 @@ class Admission:
         waiting = rank.num_waiting_eval + rank.num_starved if task.is_eval else len(rank.waiting)
         if waiting:
             return False
-        if settings.admission == "peak":
-            limit = int(rank.budget_tokens * settings.admission_fraction)
-            first = self._state.growth.first_call_tokens(task.environment.name, task.group.prompt_tokens)
-            return not rank.tasks or self._state.peak_tokens(rank, task, first) <= limit
         added = rank.projected.marginal_tokens(tokens, task.group.uid, self._state.shared_tokens(task))
         return rank.projected.usage_tokens + added <= rank.budget_tokens or not rank.tasks
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 
 class TokenLedger:
     """The footprints charged to one rank, in whole KV blocks.
@@ -24,9 +22,6 @@ class TokenLedger:
     def __contains__(self, task: str) -> bool:
         return task in self._charges
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._charges)
-
     def __len__(self) -> int:
         return len(self._charges)
 
@@ -37,10 +32,6 @@ class TokenLedger:
     def rounded(self, tokens: int) -> int:
         """Tokens of the blocks that `tokens` fill."""
         return -(-tokens // self._block_tokens) * self._block_tokens
-
-    def rounded_down(self, tokens: int) -> int:
-        """Tokens of the blocks that `tokens` fill whole."""
-        return tokens // self._block_tokens * self._block_tokens
 
     def marginal_tokens(self, tokens: int, group: str, shared_tokens: int) -> int:
         """What a charge of `tokens` would add to the usage now, for a task that is not charged yet."""

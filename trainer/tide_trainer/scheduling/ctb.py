@@ -206,7 +206,6 @@ class TaskScheduler:
         group = found.group
         if completed and found.context_tokens:
             self._state.growth.observe_final(found.environment.name, found.context_tokens)
-            self._state.finals.observe(found.environment.name, group.uid, found.context_tokens)
         group.num_finished += 1
         self._lifecycle.forget(found)
         for sibling in group.members.values():

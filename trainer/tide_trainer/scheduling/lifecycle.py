@@ -123,7 +123,6 @@ class Lifecycle:
         del state.tasks[task.entry.task], group.members[task.entry.task]
         if not group.members:
             del state.groups[group.uid]
-            state.finals.forget_group(group.uid)
 
     def fire_timers(self, now_s: float) -> None:
         """Waits that are too long, probes that are late, environments that may start tasks again."""

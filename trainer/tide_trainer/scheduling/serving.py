@@ -125,8 +125,7 @@ class Serving:
     def _next_waiting(self, rank: RankState) -> TaskState | None:
         """The waiting task of the highest priority, unless it is plain that no paused task can be resumed now."""
         task = rank.peek()
-        settings = self._state.settings
-        if task is None or task.is_eval or task.starved or settings.ctb == "off" or settings.admission == "peak":
+        if task is None or task.is_eval or task.starved or self._state.settings.ctb == "off":
             return task
         full = rank.projected.usage_tokens >= rank.budget_tokens and rank.num_active() > 0
         return None if full else task
@@ -140,40 +139,13 @@ class Serving:
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
         room = rank.budget_tokens - reserved - rank.live.usage_tokens
-        lacking = rank.live.marginal_tokens(task.need_tokens, group, shared) - room
-        if lacking > 0 and not (is_fresh and state.settings.lend_idle and self._lend(rank, task, room)):
+        if rank.live.marginal_tokens(task.need_tokens, group, shared) > room:
             return False
         if is_fresh or task.is_eval or task.starved or rank.num_active() == 0:
             return True
-        if state.settings.admission == "peak":
-            limit = int(rank.budget_tokens * state.settings.admission_fraction)
-            return state.peak_tokens(rank, task, task.need_tokens) <= limit
         tokens = state.projected_tokens(task, task.need_tokens)
         added = rank.projected.marginal_tokens(tokens, group, shared)
         return rank.projected.usage_tokens + added <= rank.budget_tokens
-
-    def _lend(self, rank: RankState, task: TaskState, room: int) -> bool:
-        """Uncharges idle tasks of lower priority, the lowest first, if that makes the call fit; else none."""
-        state, live = self._state, rank.live
-        mine = state.key(task, active=True)
-        idle = [
-            other
-            for uid in live
-            if (other := state.tasks[uid]).phase is Phase.ACTING and state.key(other, active=True) > mine
-        ]
-        idle.sort(key=lambda other: (state.key(other, active=True), other.seq), reverse=True)
-        used = live.usage_tokens
-        for count, other in enumerate(idle, start=1):
-            live.release(other.entry.task)
-            freed = used - live.usage_tokens
-            added = live.marginal_tokens(task.need_tokens, task.group.uid, state.shared_tokens(task))
-            if added <= room + freed:
-                return True
-            if count == len(idle):
-                break
-        for other in idle:
-            live.charge(other.entry.task, other.context_tokens, other.group.uid, state.shared_tokens(other))
-        return False
 
     def _let_go(self, task: TaskState, rank: RankState, now_s: float) -> None:
         state = self._state

@@ -54,22 +54,6 @@ class CtbSettings(BaseModel):
         description="Share of a task's predicted growth that is set aside when it is admitted or resumed. "
         "0: its present footprint only (many pauses); 1: its whole predicted footprint (no pauses, fewer tasks).",
     )
-    admission: Literal["growth", "peak"] = Field(
-        default="growth",
-        description="What must fit the budget before a task starts or is resumed. growth: present footprints and "
-        "growth_fraction of the predicted growth. peak: the highest use that is predicted for the rank.",
-    )
-    admission_fraction: float = Field(
-        default=1.0,
-        gt=0.0,
-        le=1.0,
-        description="Share of the budget that admission = peak fills; running tasks may take the rest.",
-    )
-    lend_idle: bool = Field(
-        default=False,
-        description="A call that does not fit takes the room of tasks of lower priority that wait for their "
-        "environment; they are paused at their next call if the room is still taken. false: it is paused itself.",
-    )
     default_prior: FootprintPrior = Field(
         default_factory=FootprintPrior,
         description="Assumed footprint of an environment that `priors` does not name.",

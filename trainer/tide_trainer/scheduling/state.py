@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tide_trainer.scheduling.budget import TokenLedger
-from tide_trainer.scheduling.finals import FinalLengths
 from tide_trainer.scheduling.growth import GrowthPredictor
-from tide_trainer.scheduling.peak import Holder, predicted_peak_tokens
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
 from tide_trainer.scheduling.priority import Key, waiting_key
 from tide_trainer.scheduling.settings import CtbSettings
@@ -118,7 +116,6 @@ class SchedulerState:
     def __init__(self, settings: CtbSettings) -> None:
         self.settings = settings
         self.growth = GrowthPredictor(settings)
-        self.finals = FinalLengths()
         self.tasks: dict[str, TaskState] = {}
         self.groups: dict[str, GroupState] = {}
         self.environments: dict[str, EnvironmentState] = {}
@@ -165,29 +162,6 @@ class SchedulerState:
     def projected_tokens(self, task: TaskState, tokens: int) -> int:
         """A footprint of `tokens` with the configured share of the task's growth, as it said or as is usual."""
         return self.growth.projected_tokens(task.environment.name, tokens, task.final_tokens)
-
-    def peak_tokens(self, rank: RankState, task: TaskState, tokens: int) -> int:
-        """The highest use predicted for the rank if the task, with `tokens` now, joined its tasks. O(n log n)."""
-        holders = [self._holder(rank, task, tokens)]
-        for uid in rank.projected:
-            other = self.tasks[uid]
-            if other is not task:
-                holders.append(self._holder(rank, other, self._held_tokens(other)))
-        return predicted_peak_tokens(holders)
-
-    def _held_tokens(self, task: TaskState) -> int:
-        if task.phase is Phase.GENERATING:
-            return task.need_tokens
-        if task.phase is Phase.ACTING:
-            return task.context_tokens
-        return self.growth.first_call_tokens(task.environment.name, task.group.prompt_tokens)
-
-    def _holder(self, rank: RankState, task: TaskState, tokens: int) -> Holder:
-        final = task.final_tokens
-        if final is None:
-            final = self.finals.predicted_tokens(task.environment.name, task.group.uid, tokens)
-        whole, shared = rank.live.rounded(tokens), rank.live.rounded_down(self.shared_tokens(task))
-        return Holder(whole, max(0, final - tokens), task.group.uid, min(shared, whole))
 
     def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
         """The task's context holds `tokens` on the rank; its growth is projected afresh."""
