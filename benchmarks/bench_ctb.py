@@ -5,7 +5,7 @@ parameters and a cache of about 8 tasks of final length; environments take 0.5 s
 the environments. Runs are interleaved, each begins with an empty cache, and the strongest fixed concurrency is chosen
 on other seeds than those compared. The last line is JSON: {"name", "value", "unit", "goal", "holds", "details"}.
 
-    make bench-ctb ARGS="--quick"                                  the main cell with one seed, no file
+    make bench-ctb ARGS="--quick"                                  the main cell with one seed and five policies
     make bench-ctb ARGS="--cell main --policy ctb,fixed-12 --seeds 1,2"
 """
 
@@ -29,7 +29,20 @@ import ctb_report
 from ctb_driver import Driver
 from ctb_engine import BLOCK_TOKENS, BenchEngine, make_model
 from ctb_figures import RunFigures, figures_of
-from ctb_plan import CELLS, GROUP_SIZE, MAIN, SEEDS, TUNING_SEEDS, Cell, Run, factory_of, policy_names, runs_of
+from ctb_plan import (
+    CELLS,
+    GROUP_SIZE,
+    MAIN,
+    QUICK,
+    SEEDS,
+    TUNED,
+    TUNING_SEEDS,
+    Cell,
+    Run,
+    factory_of,
+    policy_names,
+    runs_of,
+)
 from ctb_workload import make_tasks
 from processes import ROOT
 from rich.console import Console
@@ -60,7 +73,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the main cell with its first seed, nothing tuned before")
+    parser.add_argument("--quick", action="store_true", help="the main cell with its first seed and five policies")
     parser.add_argument("--cell", default="", help=f"only these of {', '.join(CELLS)}, for example main,cache-4")
     parser.add_argument("--policy", default="", help="only these: ctb, aimd, algorithm-1, fixed-N, fixed-all")
     parser.add_argument("--seeds", default="", help="seeds of every cell, for example 1,2 (0 to 3 are for tuning)")
@@ -84,12 +97,12 @@ def _plan(arguments: argparse.Namespace) -> list[Run]:
     runs: list[Run] = []
     for name in only:
         cell = CELLS[name]
-        chosen = names or policy_names(cell)
+        chosen = names or (list(QUICK) if arguments.quick else policy_names(cell))
         if given or arguments.quick or name != MAIN:
             runs += runs_of(cell, given or SEEDS[:1], chosen)
             continue
-        fixed = [policy for policy in chosen if policy.startswith("fixed-")]
-        runs += [*runs_of(cell, TUNING_SEEDS, fixed), *runs_of(cell, SEEDS, chosen)]
+        tuned = [policy for policy in chosen if policy in TUNED]
+        runs += [*runs_of(cell, TUNING_SEEDS, tuned), *runs_of(cell, SEEDS, chosen)]
     for run in runs:
         factory_of(run.policy, run.cell)
     return runs
@@ -116,7 +129,7 @@ async def _play(arguments: argparse.Namespace, runs: Sequence[Run], model: Path,
                     )
                     figures.append(await _run(run, engine, arguments.trace, partial(progress.advance, now)))
                     progress.advance(whole)
-                    console.print(_said(figures[-1]), highlight=False)
+                    console.print(_said(figures[-1]), highlight=False, soft_wrap=True)
             finally:
                 progress.remove_task(now)
                 await engine.stop()

@@ -24,6 +24,7 @@ MAX_CONTEXT_TOKENS = 1280
 _SHAPE = {"seed": 0, "hidden": 512, "layers": 6, "heads": 16, "kv_heads": 4, "feed_forward": 1536}
 _MAKE_TIMEOUT_S = 300.0
 _READY_TIMEOUT_S = 400.0
+_CALL_TIMEOUT_S = 600.0
 
 
 def words() -> list[str]:
@@ -74,7 +75,7 @@ class BenchEngine:
     async def start(self) -> None:
         """Boots it. Raises EngineFailed."""
         self.info: EngineInfo = await self._engine.start()
-        self.client = EngineClient(self.info.url, token=self._engine.token)
+        self.client = EngineClient(self.info.url, token=self._engine.token, timeout_s=_CALL_TIMEOUT_S)
         with weights_io.open_tensors(self._weights) as tensors:
             self._checksums = {name: weights_io.checksum(tensor.data) for name, tensor in tensors.items()}
 
