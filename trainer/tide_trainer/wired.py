@@ -25,6 +25,7 @@ from tide_trainer.loop.ports import RouterPort, WorkerPool
 from tide_trainer.loop.progress import progress
 from tide_trainer.loop.prompts import PromptSource
 from tide_trainer.loop.recorder import recorder_of
+from tide_trainer.loop.role_view import role_view
 from tide_trainer.loop.rollout import Rollout, TaskRunner
 from tide_trainer.loop.shell import SchedulerShell
 from tide_trainer.loop.sync import WeightSync
@@ -38,9 +39,9 @@ from tide_trainer.router.renderer import Renderer
 from tide_trainer.router.supervised import supervised_sequences
 from tide_trainer.run_directory import RunDirectory
 from tide_trainer.scheduling.ctb import TaskScheduler
-from tide_trainer.scheduling.roles import RankRole, RoleView, plan_roles
+from tide_trainer.scheduling.roles import RoleView, plan_roles
 from tide_trainer.settings import TrainerSettings
-from tide_trainer.types import EngineInfo, RankId, Role
+from tide_trainer.types import EngineInfo, RankId
 from tide_trainer.usage import Usage, part_of, usage
 
 _LOG = logging.getLogger(__name__)
@@ -155,6 +156,8 @@ class Wired:
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+            if self._shell.failed.done():
+                self._shell.failed.exception()  # seen, also where another error is told
 
     async def _phases(self, only_warm_start: bool) -> str:
         gone_on = self._resumption
@@ -175,7 +178,7 @@ class Wired:
         if gone_on is not None:
             self._rollout.restore(gone_on.buffers, gone_on.draws, gone_on.groups)
         version = self._rollout.trainer_version
-        await self._repository.set_roles(plan_roles(self._roles()).roles, version)
+        await self._repository.set_roles(plan_roles(self._role_view()).roles, version)
         if gone_on is not None and gone_on.checkpoint is not None:
             self._record("phase", phase="going on")
             await self._sync.to_version(version)
@@ -189,7 +192,7 @@ class Wired:
         self._loop = TrainLoop(
             Parts(
                 self._backend, self._shell, self._rollout, self._sync, self._repository, self._record_with_peaks,
-                self._save, self._keep_samples, self._roles, lambda: self.usage().cpu_s,
+                self._save, self._keep_samples, self._role_view, lambda: self.usage().cpu_s,
                 self._placeholder_id, self._pruning.prune,
             ),
             self._settings,
@@ -261,18 +264,10 @@ class Wired:
     async def _save(self, version: int) -> None:
         await self._backend.save(str(self._directory.checkpoint), {"model_version": str(version)})
 
-    def _roles(self) -> RoleView:
-        actors = [RankId("actor", index) for index in range(self._settings.train.num_ranks)]
-        ready = sum(buffer.num_occupied for buffer in self._rollout.buffers())
-        return RoleView(
-            ranks=(
-                *(RankRole(rank, Role.ACTOR, self._rollout.trainer_version) for rank in actors),
-                *(RankRole(rank, Role.ROLLOUT, self._shell.versions.of(rank)) for rank in self._engines),
-            ),
-            version=self._rollout.trainer_version,
-            num_ready_groups=ready,
-            batch_size=self._settings.algorithm.groups_per_batch,
-        )
+    def _role_view(self) -> RoleView:
+        ranks, buffers = (tuple(self._engines), self._shell.versions.of), self._rollout.buffers()
+        batch_size = self._settings.algorithm.groups_per_batch
+        return role_view(self._settings.train.num_ranks, self._rollout.trainer_version, *ranks, buffers, batch_size)
 
     def progress(self) -> dict[str, Any]:
         """What the live view shows between records."""

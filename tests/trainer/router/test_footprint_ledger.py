@@ -125,7 +125,13 @@ class World:
                 "report": {"trajectories_every": 0},
             }
         )
-        changes = {"probe": False, "growth_fraction": 0.0, "share_group_prefix": False, "lend_idle": False, "default_prior": prior}
+        changes = {
+            "probe": False,
+            "growth_fraction": 0.0,
+            "share_group_prefix": False,
+            "lend_idle": False,
+            "default_prior": prior,
+        }
         ctb = whole.scheduler.model_copy(update=changes | {"budget_fraction": 1.0})
         self.channel = Channel(renderer)
         self.scheduler = TaskScheduler(ctb)

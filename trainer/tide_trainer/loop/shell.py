@@ -25,6 +25,7 @@ from tide_sdk.client import GatewayClient
 from tide_trainer.errors import RunFailed
 from tide_trainer.loop.background import BackgroundTasks
 from tide_trainer.loop.beliefs import Beliefs
+from tide_trainer.loop.call_answers import CallAnswers
 from tide_trainer.loop.episode_clocks import EpisodeClocks
 from tide_trainer.loop.flight import CallsInFlight, IdleTime
 from tide_trainer.loop.gateway_control import GatewayControl
@@ -92,6 +93,11 @@ class SchedulerShell:
         self._events = RouterEvents(
             *(scheduler, router, self._tasks, self._in_flight, self._figures, now),
             *(self._wake, self._unpause, self._clocks, self.beliefs),
+        )
+        self._answers = CallAnswers(
+            *(router, self._tasks, self._in_flight, self._control, self._clocks, self.beliefs, self.versions),
+            predicted_tokens=scheduler.predicted_tokens,
+            hold=self._events.hold,
         )
         router.handle(**recorder.tapped(**self._events.handlers()))
         self._player = TaskPlay(router, workers, settings, run)
@@ -235,7 +241,7 @@ class SchedulerShell:
                 self._clocks.go(task.session)
                 task.playing = self._background.spawn(self._play(task))
             case Grant():
-                self._grant(task, task.call, decision)
+                self._answers.grant(task, task.call, decision)
             case Pause():
                 self.beliefs.released(task.session)
                 self._background.spawn(self._control.pause(task))
@@ -243,42 +249,11 @@ class SchedulerShell:
                 if task.call is not None:
                     # Or a sync would begin between the resume and the grant.
                     self._in_flight.begin(task.call, decision.rank, granted=False)
-                self._background.spawn(self._resume(task, task.call, decision))
+                self._background.spawn(self._answers.resume(task, task.call, decision))
             case Abort():
-                self._abort(task)
+                self._answers.abort(task)
             case Refuse(reason=reason):
-                self._refuse(task, reason)
-
-    def _grant(self, task: ShellTask, call: str | None, grant: Grant | Resume) -> None:
-        # A task may have ended, and its call with it, while it was being resumed at the gateway.
-        if call is None or task.call != call or self._tasks.get(task.session) is not task:
-            return
-        if task.recalled == call:
-            self._in_flight.end(call)
-            self._events.hold(task)
-            return
-        task.call, task.granted, task.rank = None, call, grant.rank
-        self._clocks.go(task.session)
-        self.beliefs.granted(call, task.session, grant.rank, sum(task.asked))
-        self._in_flight.begin(call, grant.rank)
-        self._router.grant(call, grant.rank, grant.version, self._scheduler.predicted_tokens(task.session))
-
-    def _abort(self, task: ShellTask) -> None:
-        if task.granted is not None:
-            self._router.abort(task.granted)  # too late, its turn comes; else it is held again
-        else:
-            task.recalled = task.call  # its grant waits for the task's resume, and is not given then
-
-    def _refuse(self, task: ShellTask, reason: str) -> None:
-        _LOG.warning("task %s is refused: %s", task.session, reason)
-        if task.call is not None:
-            call, task.call = task.call, None
-            self._clocks.go(task.session)
-            # 410: the task is over without a reward, and does not ask again; an overflow would be the model's own.
-            code = "session_ended" if self.versions.lost(task.version) else "context_length_exceeded"
-            self._router.refuse(call, code, reason)
-        elif not task.result.done():
-            task.result.set_result(to_trajectory(task, None, {"outcome": "refused", "error": reason}))
+                self._answers.refuse(task, reason)
 
     async def _play(self, task: ShellTask) -> None:
         played = await self._player.play(task)
@@ -294,10 +269,6 @@ class SchedulerShell:
 
     def _unpause(self, task: ShellTask) -> None:
         self._background.spawn(self._control.resume(task))
-
-    async def _resume(self, task: ShellTask, call: str | None, grant: Resume) -> None:
-        await self._control.resume(task)
-        self._grant(task, call, grant)
 
     def fail(self, error: RunFailed) -> None:
         """Ends the run: who awaits `failed` gets the error; the first one counts."""

@@ -6,6 +6,7 @@ import json
 import math
 import numbers
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -170,7 +171,7 @@ def rewind_metrics(path: str | Path, version: int, number: int) -> float:
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in kept), encoding="utf-8")
-        path.replace(path.with_name(f"{path.stem}.{number}{path.suffix}"))
+        shutil.copyfile(path, path.with_name(f"{path.stem}.{number}{path.suffix}"))
         part.replace(path)
     except OSError as error:
         raise MetricsFailed(f"{path}: cannot be written ({error.strerror}); free or fix the folder") from error

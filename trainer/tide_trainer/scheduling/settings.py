@@ -72,7 +72,7 @@ class CtbSettings(BaseModel):
         "resuming. 0: their present footprints only (many pauses).",
     )
     lend_idle: bool = Field(
-        default=True,
+        default=False,
         description="A call that does not fit takes the room of acting tasks of lower priority, whose contexts may be "
         "evicted then. false: it is paused until there is room.",
     )
