@@ -102,10 +102,9 @@ class Wired:
         self._sync = WeightSync(
             backend, engines, self._shell, self._quarantine, settings.rollout, vocab_size(model), seed, image
         )
-        source = PromptSource(settings.tasks)
-        if resumption is not None:
-            source = PromptSource(settings.tasks, resumption.position, resumption.again)
-        self._rollout = Rollout(self._shell, source, repository, settings.algorithm, settings.agent)
+        position, again = (resumption.position, resumption.again) if resumption is not None else (0, ())
+        source = PromptSource(settings.tasks, position, again)
+        self._rollout = Rollout(self._shell, source, repository, settings.algorithm, settings.agent, facts=self._shell)
         self._pruning = ImagePruning(
             ImageStore(directory.images),
             (self._shell.oldest_s, self._rollout.oldest_s),

@@ -119,8 +119,8 @@ class SchedulerShell:
         task = ShellTask(*about, secrets.token_urlsafe(24), version)
         self._tasks[session] = task
         self._idle.note(False, self._now())
-        temperature = task.sampling(self._settings.rollout)["temperature"]
-        self._recorder.begin(task, temperature, task.label_version(self.versions.newest))
+        sampled_at = task.sampling(self._settings.rollout)["temperature"]
+        self._recorder.begin(task, sampled_at, task.label_version(self.versions.newest))
         self._scheduler.submit(task.entry(self._settings))
         self._clocks.begin(session, group, prompt.environment)
         self._wake()

@@ -64,13 +64,13 @@ class ShellTask:
 
     def entry(self, settings: TrainerSettings) -> TaskEntry:
         """The task as the scheduler knows it."""
-        train = self.kind == "train"
+        train, algorithm = self.kind == "train", settings.algorithm
         return TaskEntry(
             task=self.session,
             # Prompts of an evaluation share nothing: neither a prefix nor a rank that holds it.
             group=self.group if train else self.uid,
             kind=self.kind,
-            num_siblings=settings.algorithm.group_size if train else 1,
+            num_siblings=algorithm.group_size + algorithm.spare_siblings if train else 1,
             environment=self.prompt.environment,
             version=self.version,
         )
