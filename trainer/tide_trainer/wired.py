@@ -96,21 +96,18 @@ class Wired:
         scheduler = TaskScheduler(settings.scheduler)
         self._recorder = recorder_of(settings, directory, scheduler, lambda one: self._renderer.decode_after([one]))
         self._shell = SchedulerShell(scheduler, router, workers, gateway, settings, self._key, self._recorder)
-        tokens, seed = ImageTokens.read(model), settings.run.seed
+        tokens, seed, store = ImageTokens.read(model), settings.run.seed, ImageStore(directory.images)
         self._placeholder_id = tokens.placeholder_id if tokens else None
-        image = parity_image(ImageStore(directory.images), tokens, seed) if tokens else None
+        image = parity_image(store, tokens, seed) if tokens else None
         self._sync = WeightSync(
             backend, engines, self._shell, self._quarantine, settings.rollout, vocab_size(model), seed, image
         )
-        position, again = (resumption.position, resumption.again) if resumption is not None else (0, ())
-        source = PromptSource(settings.tasks, position, again)
+        begun = (0, ()) if resumption is None else (resumption.position, resumption.again)
+        source = PromptSource(settings.tasks, begun[0], begun[1])
         self._rollout = Rollout(self._shell, source, repository, settings.algorithm, settings.agent, facts=self._shell)
-        self._pruning = ImagePruning(
-            ImageStore(directory.images),
-            (self._shell.oldest_s, self._rollout.oldest_s),
-            self._recorder.written_images,
-            frozenset({image.digest} if image else ()),
-        )
+        oldest_s = (self._shell.oldest_s, self._rollout.oldest_s)
+        kept = frozenset({image.digest} if image else ())
+        self._pruning = ImagePruning(store, oldest_s, self._recorder.written_images, kept)
         self._heartbeats = Heartbeats(gateway, f"{self._key}/", settings.gateway.heartbeat_timeout_s)
         self._engine_watch = EngineWatch(settings.rollout.watch, self._shell, record)
         self._environment_watch = environment_watch_of(settings, gateway, self._shell)
