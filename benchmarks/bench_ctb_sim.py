@@ -40,7 +40,7 @@ FIXED = (1024, 512, 384, 256)
 GOALS = {"hit_rate_over_fixed_1024": 1.58, "throughput_over_fixed_1024": 1.15, "throughput_over_best_fixed": 0.99}
 POLICIES: Mapping[str, PolicyFactory] = {
     "CTB": policies.ctb(),
-    "CTB lending": policies.ctb(CtbSettings(lend_idle=True)),
+    "CTB lending": policies.ctb(CtbSettings(idle_lending=0.8)),
     **{f"fixed {number}": policies.fixed(number) for number in FIXED},
     "AIMD": policies.aimd(),
     "Algorithm 1": policies.algorithm_one(),
@@ -87,6 +87,8 @@ def sensitivity() -> dict[str, CtbSettings]:
         found[f"budget_fraction={value:g}"] = CtbSettings(budget_fraction=value)
     for value in (0.0, 0.15, 0.3, 0.5, 0.75, 1.0):
         found[f"growth_fraction={value:g}"] = CtbSettings(growth_fraction=value)
+    for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        found[f"idle_lending={value:g}"] = CtbSettings(idle_lending=value)
     for value in (3.0, 10.0, 30.0, 100.0, 300.0):
         found[f"max_wait_s={value:g}"] = CtbSettings(max_wait_s=value)
     for weight in ("evaluation", "group_completion", "active", "context"):

@@ -13,6 +13,7 @@ from tide_trainer.scheduling.settings import CtbSettings, FootprintPrior
 from tide_trainer.types import RankId
 
 BUDGET, GRANT, KV = 300, 306, 316
+LENDING = 0.8
 PICK = st.integers(0, 10**6)
 ANCHOR = st.sampled_from([None, None, -1, 0, 0, 1])
 
@@ -60,7 +61,7 @@ class SchedulerModel(RuleBasedStateMachine):
                     "priority": priority,
                     "share_group_prefix": share,
                     "probe": probe,
-                    "lend_idle": lend,
+                    "idle_lending": LENDING if lend else 0.0,
                     "max_wait_s": 5.0,
                     "budget_fraction": BUDGET / KV,
                     "grant_fraction": GRANT / KV,
@@ -84,9 +85,8 @@ class SchedulerModel(RuleBasedStateMachine):
     def in_phase(self, *phases: str) -> list[str]:
         return sorted(task for task, seen in self.tasks.items() if seen.phase in phases)
 
-    def others_tokens(self, rank: RankId, but: str) -> int:
+    def others_tokens(self, rank: RankId, but: str, *counting: str) -> int:
         """Live tokens of the rank's other tasks; a group's first prompt counts once if it is shared (block size 1)."""
-        counting = ("generating",) if self.lend else ("generating", "acting")
         active = {t: s for t, s in self.tasks.items() if s.tokens and s.phase in counting}
         there = {t: s for t, s in active.items() if s.rank == rank and t != but}
         total = sum(seen.tokens for seen in there.values())
@@ -136,8 +136,11 @@ class SchedulerModel(RuleBasedStateMachine):
                     assert seen.phase == ("held" if isinstance(decision, Grant) else "paused")
                     self.check_rank(decision.rank, seen)
                     assert decision.version == self.ranks[decision.rank]
-                    # Invariant 1.
-                    assert self.others_tokens(decision.rank, decision.task) + seen.need <= GRANT
+                    # Invariant 1; where idle KV is lent, calls at the engine alone keep to it.
+                    engine = self.others_tokens(decision.rank, decision.task, "generating") + seen.need
+                    live = self.others_tokens(decision.rank, decision.task, "generating", "acting") + seen.need
+                    assert engine <= GRANT
+                    assert live <= (max(GRANT, (1 + LENDING) * BUDGET) if self.lend else GRANT)
                     seen.phase, seen.rank, seen.tokens = "generating", decision.rank, seen.need
                 case Pause():
                     assert seen.phase == "held"

@@ -164,6 +164,6 @@ def test_only_the_first_signal_stops_the_run_and_later_ones_do_not_tear_its_end(
                 await asyncio.sleep(0.05)
             ends.append("whole")
 
-    assert asyncio.run(cli._until_signal(running())) == cli.EXIT_INTERRUPTED
+    assert cli._to_the_end(running()) == cli.EXIT_INTERRUPTED
     assert ends == ["whole"]
     assert "stopping already" in capsys.readouterr().err

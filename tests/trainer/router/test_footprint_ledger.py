@@ -129,7 +129,6 @@ class World:
             "probe": False,
             "growth_fraction": 0.0,
             "share_group_prefix": False,
-            "lend_idle": False,
             "default_prior": prior,
         }
         ctb = whole.scheduler.model_copy(update=changes | {"budget_fraction": 1.0})

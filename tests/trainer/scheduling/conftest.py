@@ -186,7 +186,6 @@ def situation() -> Callable[..., Situation]:
         options.setdefault("default_prior", FootprintPrior(prompt_tokens=10, final_tokens=20))
         # One limit, unless a test is about the second.
         options.setdefault("grant_fraction", options.get("budget_fraction", 0.95))
-        options.setdefault("lend_idle", False)
         made = Situation(CtbSettings(**options))
         for index in range(num_ranks):
             made.add_rank(RankId("w", index), budget_tokens)

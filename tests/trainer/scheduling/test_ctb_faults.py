@@ -15,7 +15,6 @@ FIRST, SECOND = RankId("w", 0), RankId("w", 1)
 def make(*ranks: RankId, budget_tokens: int = 300, **options) -> TaskScheduler:
     options.setdefault("default_prior", FootprintPrior(prompt_tokens=10, final_tokens=20))
     options.setdefault("grant_fraction", 0.95)
-    options.setdefault("lend_idle", False)
     made = TaskScheduler(CtbSettings(**options))
     for rank in ranks:
         made.add_rank(rank, budget_tokens)

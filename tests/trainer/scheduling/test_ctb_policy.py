@@ -86,30 +86,6 @@ def test_a_running_task_may_use_what_is_kept_from_new_and_paused_ones(situation)
     assert made.decide(3.0) == [("Resume", "b")], "270 of 300"
 
 
-def test_a_call_takes_the_room_of_acting_tasks_of_lower_priority(situation) -> None:
-    made = situation(budget_tokens=300, lend_idle=True)
-    for task, prompt_tokens in (("short", 50), ("long", 110), ("middle", 80)):
-        made.start(task, prompt_tokens)
-    made.on_call("middle", 130, 10, 1.0)
-    assert made.decide(1.0) == [("Grant", "middle")]
-    assert made.view().ranks[0].usage_tokens == 120 + 140, "short's tokens are lent"
-    assert made.view().num_lent == 1
-    made.on_call("short", 100, 10, 2.0)
-    assert made.decide(2.0) == [("Pause", "short")], "nothing of lower priority is idle"
-    assert made.view().ranks[0].usage_tokens == 120 + 140
-    made.check()
-
-
-def test_what_would_not_be_enough_is_not_lent(situation) -> None:
-    made = situation(budget_tokens=300, lend_idle=True)
-    for task, prompt_tokens in (("short", 50), ("e", 150), ("middle", 60)):
-        made.start(task, prompt_tokens, kind="eval" if task == "e" else "train")
-    made.on_call("middle", 190, 10, 1.0)
-    assert made.decide(1.0) == [("Pause", "middle")]
-    assert made.view().ranks[0].usage_tokens == 60 + 160
-    assert made.view().num_lent == 0
-
-
 def test_an_evaluation_call_takes_the_room_before_a_train_call(situation) -> None:
     made = situation(budget_tokens=300)
     made.start("t", 100)

@@ -172,7 +172,7 @@ class Admission:
         if not rank.tasks:
             return True
         shared, remaining = self._state.shared_tokens(task), self._state.remaining_tokens(task, tokens)
-        return rank.projected.fits(rank.budget_tokens, tokens, task.group.uid, shared, remaining)
+        return rank.projected.fits(self._state.limit_tokens(rank), tokens, task.group.uid, shared, remaining)
 
     def _goes_before_those_that_wait(self, rank: RankState, task: TaskState, tier: int) -> bool:
         """Resumed before new. Evaluation waits for its own kind, a missing sibling for all but later buffers."""

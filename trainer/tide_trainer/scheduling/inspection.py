@@ -53,7 +53,6 @@ def view_of(state: SchedulerState, admission: Admission, serving: Serving, water
         num_resumes=serving.num_resumes,
         num_refused=serving.num_refused,
         num_aborts=watermark.num_aborts,
-        num_lent=serving.num_lent,
     )
 
 
@@ -124,6 +123,10 @@ def _check_rank(rank: RankState) -> None:
         raise SchedulerError(f"rank {rank.rank}: waiting evaluation tasks are miscounted")
     if rank.num_starved != sum(task.starved for task in waiting):
         raise SchedulerError(f"rank {rank.rank}: starved tasks are miscounted")
+    if rank.generating_tokens != sum(rank.generating.values()):
+        raise SchedulerError(f"rank {rank.rank}: tokens of calls at the engine are miscounted")
+    if any(rank.tasks[uid].phase is not Phase.GENERATING for uid in rank.generating):
+        raise SchedulerError(f"rank {rank.rank}: a call is counted at the engine that is not there")
     if any(rank.tasks[uid].phase is not Phase.GENERATING for uid in rank.aborting):
         raise SchedulerError(f"rank {rank.rank}: an abort is awaited of a task that does not generate")
     if any(task.phase is not Phase.HELD for task in rank.fresh):

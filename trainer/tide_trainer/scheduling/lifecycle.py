@@ -89,6 +89,9 @@ class Lifecycle:
     def call(self, task: TaskState, prompt_tokens: int, max_new_tokens: int, now_s: float) -> None:
         """The task's call arrives and waits for the next plan."""
         state = self._state
+        if task.changed_s is not None:
+            state.lending.observe_acting(now_s - task.changed_s)
+            task.changed_s = None
         state.release(task)
         if task.first_prompt_tokens == 0:
             self.first_prompt(task, prompt_tokens, max_new_tokens)
@@ -100,6 +103,9 @@ class Lifecycle:
     def turn(self, task: TaskState, context_tokens: int, now_s: float) -> None:
         """The task's call was answered; its rank may be gone meanwhile."""
         task.context_tokens = context_tokens
+        if task.changed_s is not None:
+            self._state.lending.observe_generating(now_s - task.changed_s)
+        task.changed_s = now_s
         if task.rank is not None:
             self.call_ended(task, now_s)
             self._state.set_phase(task, Phase.ACTING)
@@ -159,7 +165,7 @@ class Lifecycle:
         self._stop(task)
         self.call_ended(task, now_s)
         task.wait += 1
-        task.starved = False
+        task.starved, task.changed_s = False, None
         state.set_phase(task, Phase.ACTING)
         state.release(task)
         state.admission_dirty = True

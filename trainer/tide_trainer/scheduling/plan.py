@@ -181,7 +181,6 @@ class SchedulerView:
         gate_open: no rank's gate is closed.
         num_pauses: Pause decisions since the start; likewise the other counters.
         num_refused: Refuse decisions since the start.
-        num_lent: times that an acting task's tokens were given to a call of higher priority.
     """
 
     ready: bool
@@ -199,4 +198,3 @@ class SchedulerView:
     num_resumes: int
     num_refused: int
     num_aborts: int = 0
-    num_lent: int = 0

@@ -23,7 +23,6 @@ class Serving:
         self.num_pauses = 0
         self.num_resumes = 0
         self.num_refused = 0
-        self.num_lent = 0
 
     def place(self, task: TaskState) -> RankState | None:
         """The rank for a waiting call whose own rank is gone or too small: the most room among those large enough."""
@@ -93,9 +92,7 @@ class Serving:
                 task, entry = waiting, heapq.heappop(rank.heap)
             else:
                 break
-            if self._fits(rank, task, reserved, is_fresh=entry is None) or (
-                entry is None and self._lend(rank, task, reserved)
-            ):
+            if self._fits(rank, task, reserved, is_fresh=entry is None):
                 self._let_go(task, rank, now_s)
                 continue
             if reserved == 0 and (task.starved or (task.is_eval and state.settings.priority == "tiers")):
@@ -122,7 +119,7 @@ class Serving:
         ):
             return
         donor = state.index.busiest(rank.version)
-        if donor is None or rank.live.usage_tokens >= rank.budget_tokens:
+        if donor is None or rank.live.usage_tokens >= state.limit_tokens(rank):
             return
         num_tasks = len(rank.tasks)
         kept: list[HeapEntry] = []
@@ -158,7 +155,7 @@ class Serving:
         task = rank.peek()
         if task is None or task.is_eval or task.starved or self._state.settings.ctb == "off":
             return task
-        full = rank.projected.peak_tokens >= rank.budget_tokens and rank.num_active() > 0
+        full = rank.projected.peak_tokens >= self._state.limit_tokens(rank) and rank.num_active() > 0
         return None if full else task
 
     def _can_hold(self, rank: RankState, task: TaskState) -> bool:
@@ -169,41 +166,24 @@ class Serving:
 
     def _fits(self, rank: RankState, task: TaskState, reserved: int, *, is_fresh: bool) -> bool:
         state = self._state
-        if rank.overloaded and rank.num_generating():
+        if rank.overloaded and rank.generating:
             return False
         if state.settings.ctb == "off":
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
         goes_on = is_fresh or task.is_eval or task.starved
-        limit_tokens = state.settings.grant_tokens(rank.budget_tokens) if goes_on else rank.budget_tokens
-        room = limit_tokens - reserved - rank.live.usage_tokens
+        limit_tokens = state.limit_tokens(rank)
+        # What is lent is idle: calls at the engine fit the budget, so that none of them is ever preempted.
+        if limit_tokens > rank.budget_tokens and rank.generating_tokens + task.need_tokens > rank.budget_tokens:
+            return False
+        granted_tokens = max(limit_tokens, state.settings.grant_tokens(rank.budget_tokens)) if goes_on else limit_tokens
+        room = granted_tokens - reserved - rank.live.usage_tokens
         if rank.live.marginal_tokens(task.need_tokens, group, shared) > room:
             return False
         if goes_on or rank.num_active() == 0:
             return True
         remaining = state.remaining_tokens(task, task.need_tokens)
-        return rank.projected.fits(rank.budget_tokens, task.need_tokens, group, shared, remaining)
-
-    def _lend(self, rank: RankState, task: TaskState, reserved: int) -> bool:
-        """Makes a fresh call fit on what acting tasks of lower priority hold, the lowest first. O(tasks of the rank).
-
-        Their contexts may be evicted from then on; at its next call each is served as any other.
-        """
-        state = self._state
-        if not state.settings.lend_idle or rank.overloaded:
-            return False
-        mine = state.key(task, active=True)
-        idle = [other for other in rank.tasks.values() if other.phase is Phase.ACTING and other.entry.task in rank.live]
-        idle = [other for other in idle if state.key(other, active=True) > mine]
-        idle.sort(key=lambda other: (state.key(other, active=True), other.seq), reverse=True)
-        for num, other in enumerate(idle):
-            rank.live.release(other.entry.task)
-            if self._fits(rank, task, reserved, is_fresh=True):
-                self.num_lent += num + 1
-                return True
-        for other in idle:
-            rank.live.charge(other.entry.task, other.context_tokens, other.group.uid, state.shared_tokens(other))
-        return False
+        return rank.projected.fits(limit_tokens, task.need_tokens, group, shared, remaining)
 
     def _let_go(self, task: TaskState, rank: RankState, now_s: float) -> None:
         state = self._state
@@ -213,6 +193,7 @@ class Serving:
             state.stop_waiting(task)
         task.wait += 1
         task.starved = task.cold = False
+        task.changed_s = now_s
         state.set_phase(task, Phase.GENERATING)
         state.charge(task, rank, task.need_tokens)
         used = f"{rank.live.usage_tokens} of {rank.budget_tokens} tokens used with it"

@@ -71,10 +71,13 @@ class CtbSettings(BaseModel):
         description="Share of the tasks' predicted growth that counts in the peak of a rank's use, for admitting and "
         "resuming. 0: their present footprints only (many pauses).",
     )
-    lend_idle: bool = Field(
-        default=False,
-        description="A call that does not fit takes the room of acting tasks of lower priority, whose contexts may be "
-        "evicted then. false: it is paused until there is room.",
+    idle_lending: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=2.0,
+        description="How far the contexts of a rank's tasks may exceed its budget while environments take longer than "
+        "calls: budget x (1 + idle_lending x (acting - generating) / (acting + generating)), from their mean seconds. "
+        "Calls at the engine stay within the budget. 0: never.",
     )
     default_prior: FootprintPrior = Field(
         default_factory=FootprintPrior,

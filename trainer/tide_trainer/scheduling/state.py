@@ -10,6 +10,7 @@ from typing import Literal
 from tide_trainer.scheduling.budget import PeakLedger, TokenLedger
 from tide_trainer.scheduling.capacity import EnvironmentState
 from tide_trainer.scheduling.growth import GrowthPredictor
+from tide_trainer.scheduling.lending import IdleLending
 from tide_trainer.scheduling.plan import Decision, Phase, TaskEntry
 from tide_trainer.scheduling.priority import Key, waiting_key
 from tide_trainer.scheduling.rank_index import RankIndex
@@ -58,6 +59,8 @@ class RankState:
     waiting_tokens: int = 0
     num_waiting_eval: int = 0
     num_starved: int = 0
+    generating: dict[str, int] = field(default_factory=dict[str, int])
+    generating_tokens: int = 0
     heap: list[HeapEntry] = field(default_factory=list["HeapEntry"])
     orders: list[tuple[int, int, TaskState]] = field(default_factory=list[tuple[int, int, "TaskState"]])
 
@@ -65,9 +68,11 @@ class RankState:
         """Tasks here that are neither paused nor held."""
         return len(self.tasks) - len(self.waiting) - len(self.fresh)
 
-    def num_generating(self) -> int:
-        """Tasks whose call is at the engine. O(tasks)."""
-        return sum(task.phase is Phase.GENERATING for task in self.tasks.values())
+    def at_engine(self, uid: str, tokens: int) -> None:
+        """A task's call at the engine may get so long; 0: it has none there."""
+        self.generating_tokens += tokens - self.generating.pop(uid, 0)
+        if tokens:
+            self.generating[uid] = tokens
 
     def earliest_order(self) -> int | None:
         """The smallest `order_key` of the waiting tasks."""
@@ -104,6 +109,7 @@ class TaskState:
     first_prompt_tokens: int = 0
     final_tokens: int | None = None
     waiting_since_s: float = 0.0
+    changed_s: float | None = None
     starved: bool = False
     cold: bool = False
     stamp: int = 0
@@ -132,6 +138,7 @@ class SchedulerState:
     def __init__(self, settings: CtbSettings) -> None:
         self.settings = settings
         self.growth = GrowthPredictor(settings)
+        self.lending = IdleLending(settings)
         self.tasks: dict[str, TaskState] = {}
         self.groups: dict[str, GroupState] = {}
         self.environments: dict[str, EnvironmentState] = {}
@@ -217,11 +224,16 @@ class SchedulerState:
             return task.final_tokens
         return group.final_tokens // group.num_finals
 
+    def limit_tokens(self, rank: RankState) -> int:
+        """What the contexts of the rank's tasks may come to: its budget, and more where idle KV is lent."""
+        return int(rank.budget_tokens * self.lending.factor())
+
     def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
         """The task's context holds `tokens` on the rank; its growth is projected afresh."""
         uid, group, shared = task.entry.task, task.group.uid, self.shared_tokens(task)
         rank.live.charge(uid, tokens, group, shared)
         rank.projected.charge(uid, tokens, group, shared, self.remaining_tokens(task, tokens))
+        rank.at_engine(uid, tokens if task.phase is Phase.GENERATING else 0)
         self.dirty[rank.rank] = None
 
     def release(self, task: TaskState) -> None:
@@ -229,6 +241,7 @@ class SchedulerState:
         if task.rank is not None:
             task.rank.live.release(task.entry.task)
             task.rank.projected.release(task.entry.task)
+            task.rank.at_engine(task.entry.task, 0)
             self.dirty[task.rank.rank] = None
 
     def assign(self, task: TaskState, rank: RankState | None) -> None:
