@@ -161,3 +161,21 @@ def test_records_with_a_reward_or_of_the_agents_own_making_are_final():
         outcome: Record("1", 0, outcome, None, 0).final for outcome in ("agent_error", "aborted", "infrastructure")
     }
     assert final == {"agent_error": True, "aborted": False, "infrastructure": False}
+
+
+def test_a_new_evaluation_in_which_nothing_was_played_gives_its_folder_free(tmp_path):
+    with EvaluationFolder(tmp_path, WHAT, resume=False) as folder:
+        assert folder.forget_if_unused()
+    with EvaluationFolder(tmp_path, WHAT, resume=False) as folder:
+        folder.add(record(PLAYS[0]))
+        assert not folder.forget_if_unused()
+    with EvaluationFolder(tmp_path, WHAT, resume=True) as folder:
+        assert not folder.forget_if_unused()
+        assert folder.missing(PLAYS) == PLAYS[1:]
+
+
+def test_plays_that_do_not_count_keep_the_folder(tmp_path):
+    with EvaluationFolder(tmp_path, WHAT, resume=False) as folder:
+        folder.add(record(PLAYS[0], "infrastructure", None))
+    with EvaluationFolder(tmp_path, WHAT, resume=True) as folder:
+        assert folder.session == 2 and not folder.forget_if_unused()

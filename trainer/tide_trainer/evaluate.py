@@ -119,6 +119,8 @@ async def evaluate(settings: TrainerSettings, order: Order) -> int:
 
 def _finish(folders: Mapping[str, EvaluationFolder], done: list[str]) -> None:
     for way, folder in folders.items():
+        if folder.forget_if_unused():
+            continue
         summary = finish(folder.path)
         print(f"{way}: {told(summary, folder.path)}")
         if summary.complete:

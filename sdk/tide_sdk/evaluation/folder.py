@@ -107,6 +107,26 @@ class EvaluationFolder:
             raise EvaluationFailed(f"{self.path / RESULTS}: {error.strerror}; free the disk and resume") from error
         self.records[record.key] = _lean(record)
 
+    def forget_if_unused(self) -> bool:
+        """Takes a new evaluation back in which nothing was played, so that its folder can be used again.
+
+        Returns:
+            Whether it was one. Otherwise nothing is changed.
+
+        Raises:
+            EvaluationFailed: a file cannot be removed.
+        """
+        if self.session != 1 or self.records:
+            return False
+        try:
+            if (self.path / RESULTS).stat().st_size:  # plays that do not count are worth a look too
+                return False
+            (self.path / RESULTS).unlink()
+            (self.path / MANIFEST).unlink()
+        except OSError as error:
+            raise EvaluationFailed(f"{error.filename or self.path}: {error.strerror or error}") from error
+        return True
+
     def _open_manifest(self) -> None:
         path = self.path / MANIFEST
         sessions: list[Any] = []

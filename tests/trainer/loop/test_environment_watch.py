@@ -75,3 +75,10 @@ async def test_an_environment_that_the_gateway_does_not_know_gets_no_limit():
 
 async def test_an_interval_of_0_never_looks():
     await EnvironmentWatch(Gateway(), Shell(), ("maze",), interval_s=0).run()
+
+
+async def test_each_silence_of_the_gateway_is_told_once(caplog):
+    late = ConnectFailed("away")
+    _, watch = await looked(late, late, {"maze": view()}, late)
+    assert watch.num_failed == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]

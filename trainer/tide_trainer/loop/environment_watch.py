@@ -74,6 +74,7 @@ class EnvironmentWatch:
         self._interval_s = interval_s
         self._gateways_own: dict[str, int] = {}
         self._unknown: set[str] = set()
+        self._silent = False
         self.num_failed = 0
 
     async def run(self) -> None:
@@ -89,9 +90,11 @@ class EnvironmentWatch:
                 found = await self._gateway.capacity(deadline_s=_DEADLINE_S)
         except (TideError, TransportError, TimeoutError) as error:
             self.num_failed += 1
-            if self.num_failed == 1:
+            if not self._silent:
                 _LOG.warning("the gateway does not tell its capacity; the last known one counts: %s", error)
+            self._silent = True
             return
+        self._silent = False
         for name in self._environments:
             view = found.get(name)
             if view is not None:
