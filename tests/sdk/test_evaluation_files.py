@@ -178,4 +178,5 @@ def test_plays_that_do_not_count_keep_the_folder(tmp_path):
     with EvaluationFolder(tmp_path, WHAT, resume=False) as folder:
         folder.add(record(PLAYS[0], "infrastructure", None))
     with EvaluationFolder(tmp_path, WHAT, resume=True) as folder:
-        assert folder.session == 2 and not folder.forget_if_unused()
+        assert folder.session == 2
+        assert not folder.forget_if_unused()
