@@ -259,3 +259,21 @@ def test_calls_that_ended_are_remembered_for_as_long_as_is_asked():
     assert beliefs.passing(RANK, 0.0) == {"c1", "c2"}
     assert beliefs.passing(RankId("w", 9), 0.0) == frozenset()
     assert beliefs.passing(RANK, 1.0) == {"c2"}
+
+
+@pytest.mark.parametrize("silent", ["dead", "unknown"])
+async def test_an_overload_is_forgotten_when_the_engine_falls_silent(watched, silent):
+    world = watched()
+    state = world.shell._scheduler._state.ranks[RANK]
+    world.clock.s += 1
+    world.source.used_tokens = 200
+    await world.watch.look()
+    assert state.overloaded
+    if silent == "dead":
+        world.source.requests = None
+    else:
+        world.source.used_tokens = -1
+    await world.watch.look()
+    assert state.overloaded, "one bad look says nothing"
+    await world.watch.look()
+    assert not state.overloaded

@@ -40,7 +40,7 @@ class Watched(Protocol):
         ...
 
     def on_engine_usage(self, rank: RankId, used_tokens: int, now_s: float) -> None:
-        """The engine's own measurement of the KV that requests held at `now_s`."""
+        """The engine's own measurement of the KV that requests held at `now_s`; -1: it is not known any more."""
         ...
 
 
@@ -61,6 +61,7 @@ class _Rank:
     info: EngineInfo
     source: Source
     used_tokens: int | None = None
+    was_measured: bool = False
 
 
 class EngineWatch:
@@ -173,9 +174,13 @@ class EngineWatch:
         self._peak("kv_usage", belief.usage_tokens, budget_tokens)
         if rank.used_tokens is not None:
             self._peak("kv_measured", rank.used_tokens, budget_tokens)
+            rank.was_measured = True
             # It is as old as the question, for all that is known.
             self._shell.on_engine_usage(rank_id, rank.used_tokens, began_s)
         self._tell(*self._reconciler.look(belief, measured, now_s))
+        if rank.used_tokens is None and rank.was_measured and not self._reconciler.has_capacity(rank_id):
+            # Else an overload that was measured before would last for ever, with one call at a time.
+            self._shell.on_engine_usage(rank_id, -1, began_s)
 
     async def _snapshot(self, rank: _Rank) -> EngineSnapshot | None:
         try:

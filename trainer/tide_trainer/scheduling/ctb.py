@@ -227,6 +227,7 @@ class TaskScheduler:
         Args:
             rank: keyed by worker and index.
             used_tokens: in blocks that running requests hold; cached blocks that may be evicted do not count.
+                -1: not known any more.
             now_s: when it was measured; what is older than the last abort decides nothing.
 
         Raises:

@@ -23,7 +23,7 @@ class Watermark:
         self.num_aborts = 0
 
     def observe(self, rank: RankState, used_tokens: int, now_s: float) -> None:
-        """Takes a measure. One that may not show an abort yet is left out. O(1)."""
+        """Takes a measure; -1 (unknown) ends an overload. One that may not show an abort yet is left out. O(1)."""
         limit_tokens = self._state.settings.abort_tokens(rank.kv_tokens)
         if limit_tokens is None or rank.aborting or now_s <= rank.aborted_at_s:
             return
