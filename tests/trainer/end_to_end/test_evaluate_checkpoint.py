@@ -80,3 +80,10 @@ def test_an_agent_with_a_bug_leaves_an_incomplete_evaluation(project, checkpoint
     assert code == 1
     assert "0 of 16 plays have a reward" in out
     assert "a bug in the agent" in out
+
+
+def test_a_failed_boot_leaves_the_folder_free(project, checkpoint):
+    code, out = project.run(*checkpoint, "--set", "rollout.ready_timeout_s=0.01", command="eval")
+    assert code == 1, out[-3000:]
+    assert (project.folder / "out" / "sessions").is_dir(), "it came as far as the boot"
+    assert not list((project.folder / "out").glob("*/manifest.json"))
