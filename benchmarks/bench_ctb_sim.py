@@ -40,7 +40,7 @@ FIXED = (1024, 512, 384, 256)
 GOALS = {"hit_rate_over_fixed_1024": 1.58, "throughput_over_fixed_1024": 1.15, "throughput_over_best_fixed": 0.99}
 POLICIES: Mapping[str, PolicyFactory] = {
     "CTB": policies.ctb(),
-    "CTB lending": policies.ctb(CtbSettings(idle_lending=0.8)),
+    "CTB unlent": policies.ctb(CtbSettings(idle_lending=0.0)),
     **{f"fixed {number}": policies.fixed(number) for number in FIXED},
     "AIMD": policies.aimd(),
     "Algorithm 1": policies.algorithm_one(),
@@ -158,7 +158,7 @@ def compare(seeds: Sequence[int], num_processes: int) -> dict[str, Any]:
         for num_tasks in TRAIN_GROUPS
     }
     beside = {where: ratios(cell, "CTB") for where, cell in cells.items()}
-    lending = {where: ratios(cell, "CTB lending") for where, cell in cells.items()}
+    unlent = {where: ratios(cell, "CTB unlent") for where, cell in cells.items()}
     lowest = {goal: min(one[goal] for one in beside.values()) for goal in GOALS}
     print(table(cells), file=sys.stderr)
     (RESULTS / f"bench-{NAME}.svg").write_text(bars(cells), encoding="utf-8")
@@ -172,7 +172,7 @@ def compare(seeds: Sequence[int], num_processes: int) -> dict[str, Any]:
             "lowest": lowest,
             "goals": GOALS,
             "ratios": beside,
-            "ratios_lending": lending,
+            "ratios_unlent": unlent,
             "cells": cells,
             "seeds": list(seeds),
         },

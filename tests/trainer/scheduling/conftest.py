@@ -144,7 +144,7 @@ def roll_out() -> Callable[..., Outcome]:
         seed: int = 0,
         settings: CtbSettings | None = None,
     ) -> Outcome:
-        scheduler = TaskScheduler(settings or CtbSettings())
+        scheduler = TaskScheduler(settings or CtbSettings(idle_lending=0.0))
         for index in range(num_ranks):
             scheduler.add_rank(RankId("w", index), budget_tokens, block_tokens)
         return Rollout(scheduler, workload or Workload(), seed).run()
@@ -186,7 +186,7 @@ def situation() -> Callable[..., Situation]:
         options.setdefault("default_prior", FootprintPrior(prompt_tokens=10, final_tokens=20))
         # One limit, unless a test is about the second.
         options.setdefault("grant_fraction", options.get("budget_fraction", 0.95))
-        made = Situation(CtbSettings(**options))
+        made = Situation(CtbSettings(**{"idle_lending": 0.0, **options}))
         for index in range(num_ranks):
             made.add_rank(RankId("w", index), budget_tokens)
         return made

@@ -46,7 +46,7 @@ def test_setting_growth_aside_saves_pauses(roll_out, make_workload) -> None:
         roll_out(
             workload,
             budget_tokens=3000,
-            settings=CtbSettings(growth_fraction=fraction, default_prior=prior),
+            settings=CtbSettings(growth_fraction=fraction, default_prior=prior, idle_lending=0.0),
         ).view.num_pauses
         for fraction in (0.0, 0.3, 1.0)
     ]

@@ -10,7 +10,7 @@ from tide_trainer.scheduling.settings import CtbSettings, FootprintPrior
 
 @pytest.mark.parametrize(
     ("share", "generating_s", "acting_s", "factor"),
-    [(0.8, 1.0, 9.0, 1.64), (0.8, 2.0, 2.0, 1.0), (0.8, 3.0, 1.0, 1.0), (0.0, 1.0, 9.0, 1.0)],
+    [(0.8, 1.0, 9.0, 1.64), (0.8, 2.0, 2.0, 1.0), (0.8, 3.0, 1.0, 0.6), (0.0, 1.0, 9.0, 1.0), (0.8, 0.0, 0.0, 1.0)],
 )
 def test_what_is_lent_follows_the_share_of_idle_time(share, generating_s, acting_s, factor) -> None:
     lending = IdleLending(CtbSettings(idle_lending=share))
@@ -31,11 +31,31 @@ def test_slower_calls_lower_what_is_lent() -> None:
 
 
 def test_idle_contexts_exceed_the_budget_only_where_lending_is_on(roll_out) -> None:
-    settings = CtbSettings(default_prior=FootprintPrior(prompt_tokens=100, final_tokens=250), grant_fraction=0.95)
+    prior = FootprintPrior(prompt_tokens=100, final_tokens=250)
+    settings = CtbSettings(default_prior=prior, grant_fraction=0.95, idle_lending=0.0)
     kept = roll_out(budget_tokens=800, settings=settings)
     lent = roll_out(budget_tokens=800, settings=settings.model_copy(update={"idle_lending": 0.8}))
     assert kept.peak_usage_tokens <= 800 < lent.peak_usage_tokens <= 1.8 * 800
     assert len(lent.ended_s) == len(kept.ended_s) == 24
+
+
+def test_slow_calls_keep_new_tasks_out_and_leave_no_rank_idle(situation) -> None:
+    policy = situation(1000, idle_lending=1.0, growth_fraction=0.0)
+    policy.add("slow/0", "other/0")
+    policy.plan(0.0)
+    for task, prompt_tokens in (("slow/0", 430), ("other/0", 100)):
+        policy.on_call(task, prompt_tokens, 10, 0.0)
+        policy.plan(0.0)
+        policy.on_turn(task, prompt_tokens + 10, 3.0)
+    policy.on_call("slow/0", 440, 10, 4.0)
+    assert policy.decide(4.0) == [("Grant", "slow/0")]
+    policy.add("new/0")
+    assert policy.decide(4.0) == [], "calls took 3 s and the environment 1 s: half of the budget is kept back"
+    policy.on_call("other/0", 700, 10, 4.0)
+    assert policy.decide(4.0) == [("Pause", "other/0")], "700 do not fit beside 450"
+    policy.on_end("slow/0", 5.0)
+    assert policy.decide(5.0) == [("Resume", "other/0")], "alone on its rank it may use what is kept back"
+    policy.check()
 
 
 def test_calls_at_the_engine_stay_within_the_budget(situation) -> None:

@@ -1,9 +1,9 @@
-"""Idle KV that is lent: how far a rank's tasks may hold more than its budget while most of them wait for environments.
+"""Idle KV that is lent: how far a rank's tasks may hold more, or less, than its budget.
 
 Where an environment's turn takes longer than the call before it, most live tokens are idle. Keeping them all leaves the
 engine with few sequences; giving some up costs their computation again, in time that the engine has. Where calls take
-as long as the environment or longer, the engine is the bottleneck and nothing is lent. What is lent shrinks by itself
-when calls become slower.
+longer than the environment, the engine is the bottleneck: more tasks make nothing faster, and what they compute again
+after a pause is lost, so that some of the budget is kept back. The limit follows by itself when calls become slower.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class IdleLending:
     __slots__ = ("_acting_s", "_generating_s", "_share")
 
     def __init__(self, settings: CtbSettings) -> None:
-        """Lends nothing until both times are known."""
+        """Lends and keeps back nothing until both times are known."""
         self._share = settings.idle_lending
         self._acting_s: float | None = None
         self._generating_s: float | None = None
@@ -33,12 +33,11 @@ class IdleLending:
         self._acting_s = _mean(self._acting_s, seconds)
 
     def factor(self) -> float:
-        """Times the budget, at least 1: what the contexts of a rank's tasks may come to, idle ones included."""
+        """Times the budget: what the contexts of a rank's tasks may come to when one more starts or is resumed."""
         if not self._share or self._acting_s is None or self._generating_s is None:
             return 1.0
         cycle_s = self._acting_s + self._generating_s
-        excess_s = self._acting_s - self._generating_s
-        return 1.0 + self._share * excess_s / cycle_s if excess_s > 0 else 1.0
+        return 1.0 + self._share * (self._acting_s - self._generating_s) / cycle_s if cycle_s else 1.0
 
 
 def _mean(known: float | None, sample: float) -> float:

@@ -171,7 +171,8 @@ class Serving:
         if state.settings.ctb == "off":
             return True
         group, shared = task.group.uid, state.shared_tokens(task)
-        goes_on = is_fresh or task.is_eval or task.starved
+        # A rank without other tasks takes whatever fits its budget, however much of that is kept back.
+        goes_on = is_fresh or task.is_eval or task.starved or rank.num_active() == 0
         limit_tokens = state.limit_tokens(rank)
         # What is lent is idle: calls at the engine fit the budget, so that none of them is ever preempted.
         if limit_tokens > rank.budget_tokens and rank.generating_tokens + task.need_tokens > rank.budget_tokens:
@@ -180,7 +181,7 @@ class Serving:
         room = granted_tokens - reserved - rank.live.usage_tokens
         if rank.live.marginal_tokens(task.need_tokens, group, shared) > room:
             return False
-        if goes_on or rank.num_active() == 0:
+        if goes_on:
             return True
         remaining = state.remaining_tokens(task, task.need_tokens)
         return rank.projected.fits(limit_tokens, task.need_tokens, group, shared, remaining)

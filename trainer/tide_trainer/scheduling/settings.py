@@ -72,12 +72,13 @@ class CtbSettings(BaseModel):
         "resuming. 0: their present footprints only (many pauses).",
     )
     idle_lending: float = Field(
-        default=0.0,
+        default=0.4,
         ge=0.0,
-        le=2.0,
-        description="How far the contexts of a rank's tasks may exceed its budget while environments take longer than "
-        "calls: budget x (1 + idle_lending x (acting - generating) / (acting + generating)), from their mean seconds. "
-        "Calls at the engine stay within the budget. 0: never.",
+        le=1.0,
+        description="How far the contexts of a rank's tasks may exceed its budget where environments take longer than "
+        "calls, and stay below it where calls take longer: tasks start and are resumed up to budget x (1 + "
+        "idle_lending x (acting - generating) / (acting + generating)), from their mean seconds. Calls at the engine "
+        "stay within the budget. 0: the budget always.",
     )
     default_prior: FootprintPrior = Field(
         default_factory=FootprintPrior,

@@ -225,7 +225,7 @@ class SchedulerState:
         return group.final_tokens // group.num_finals
 
     def limit_tokens(self, rank: RankState) -> int:
-        """What the contexts of the rank's tasks may come to: its budget, and more where idle KV is lent."""
+        """What the contexts of the rank's tasks may come to: the budget times what is lent or kept back."""
         return int(rank.budget_tokens * self.lending.factor())
 
     def charge(self, task: TaskState, rank: RankState, tokens: int) -> None:
