@@ -122,6 +122,14 @@ def test_settings_and_misuse(situation) -> None:
         situation().on_engine_usage(RankId("w", 1), 5, 0.0)
 
 
+def test_calls_are_granted_up_to_less_than_what_is_aborted_for() -> None:
+    for settings in (CtbSettings(), CtbSettings(abort_fraction=0.96), CtbSettings(abort_fraction=0.99)):
+        abort_tokens = settings.abort_tokens(10_000)
+        assert abort_tokens is not None
+        assert settings.grant_tokens(settings.budget_tokens(10_000)) < abort_tokens
+    assert CtbSettings(abort_fraction=0).grant_tokens(9500) == CtbSettings().grant_tokens(9500) == 9800
+
+
 def test_a_smaller_budget_moves_no_watermark(situation) -> None:
     made = situation(budget_tokens=900, budget_fraction=0.9, abort_fraction=0.95)
     generate(made, t=200, u=100)

@@ -6,8 +6,9 @@ import heapq
 from dataclasses import dataclass, field
 
 from tide_trainer.scheduling.capacity import EnvironmentState
+from tide_trainer.scheduling.entities import GroupState, RankState, TaskState
 from tide_trainer.scheduling.plan import Admit, Phase
-from tide_trainer.scheduling.state import GroupState, RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
 
 Entry = tuple[int, int, int, TaskState]
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from tide_trainer.scheduling.admission import Admission
+from tide_trainer.scheduling.entities import RankState, TaskState
 from tide_trainer.scheduling.lifecycle import Lifecycle
 from tide_trainer.scheduling.plan import Phase, SchedulerError
 from tide_trainer.scheduling.serving import Serving
-from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
 from tide_trainer.types import RankId
 
 

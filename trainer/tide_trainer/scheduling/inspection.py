@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tide_trainer.scheduling.admission import Admission
+from tide_trainer.scheduling.entities import RankState, TaskState
 from tide_trainer.scheduling.plan import (
     Phase,
     RankView,
@@ -13,7 +14,7 @@ from tide_trainer.scheduling.plan import (
     WrongPhaseError,
 )
 from tide_trainer.scheduling.serving import Serving
-from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
 from tide_trainer.scheduling.watermark import Watermark
 from tide_trainer.types import RankId
 

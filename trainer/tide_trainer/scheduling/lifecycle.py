@@ -6,9 +6,10 @@ import heapq
 
 from tide_trainer.scheduling.admission import Admission
 from tide_trainer.scheduling.budget import PeakLedger, TokenLedger
+from tide_trainer.scheduling.entities import GroupState, RankState, TaskState
 from tide_trainer.scheduling.plan import Phase, Report, SchedulerError, SchedulerFullError, TaskEntry
 from tide_trainer.scheduling.serving import Serving
-from tide_trainer.scheduling.state import GroupState, RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
 from tide_trainer.types import RankId
 
 

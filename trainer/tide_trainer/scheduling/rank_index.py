@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tide_trainer.scheduling.settings import CtbSettings
 
 if TYPE_CHECKING:
-    from tide_trainer.scheduling.state import RankState
+    from tide_trainer.scheduling.entities import RankState
 
 _MIN_ENTRIES = 256
 

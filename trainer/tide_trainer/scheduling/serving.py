@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 
+from tide_trainer.scheduling.entities import HeapEntry, RankState, TaskState
 from tide_trainer.scheduling.plan import Grant, Pause, Phase, Refuse, Resume
-from tide_trainer.scheduling.state import HeapEntry, RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
 
 
 class Serving:

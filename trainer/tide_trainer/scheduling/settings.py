@@ -62,7 +62,8 @@ class CtbSettings(BaseModel):
         gt=0.0,
         le=1.0,
         description="Share of an engine's KV cache up to which calls of running tasks are granted; tasks are admitted "
-        "and resumed up to budget_fraction. Not below that. None: three fifths of the way from there to 1.",
+        "and resumed up to budget_fraction. Not below that. None: three fifths of the way from there to a given "
+        "abort_fraction, else to 1.",
     )
     growth_fraction: float = Field(
         default=1.0,
@@ -176,8 +177,10 @@ class CtbSettings(BaseModel):
 
     def grant_tokens(self, budget_tokens: int) -> int:
         """What the tasks of a rank with this budget may hold when one of their calls is granted."""
-        fraction = self._between(0.6) if self.grant_fraction is None else self.grant_fraction
+        fraction = self.grant_fraction
+        if fraction is None:
+            fraction = self._between(0.6, self.abort_fraction or 1.0)
         return int(budget_tokens * max(1.0, fraction / self.budget_fraction))
 
-    def _between(self, share: float) -> float:
-        return self.budget_fraction + share * (1.0 - self.budget_fraction)
+    def _between(self, share: float, top: float = 1.0) -> float:
+        return self.budget_fraction + share * (top - self.budget_fraction)

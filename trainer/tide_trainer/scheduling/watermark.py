@@ -6,8 +6,9 @@ a call in flight is aborted only where the engine itself would soon preempt one.
 
 from __future__ import annotations
 
+from tide_trainer.scheduling.entities import RankState, TaskState
 from tide_trainer.scheduling.plan import Abort, Phase
-from tide_trainer.scheduling.state import RankState, SchedulerState, TaskState
+from tide_trainer.scheduling.state import SchedulerState
 
 
 class Watermark:
