@@ -30,10 +30,12 @@ class ScriptedRunner:
         self.started: list[tuple[str, int, int]] = []
         self.cancelled = 0
         self.temperatures: list[float | None] = []
+        self.order_keys: list[int] = []
 
-    async def run(self, prompt, group, member, attempt, kind, temperature=None, version=None):
+    async def run(self, prompt, group, member, attempt, kind, temperature=None, version=None, order_key=0):
         self.started.append((group, member, attempt))
         self.temperatures.append(temperature)
+        self.order_keys.append(order_key)
         try:
             await asyncio.sleep(0)
             result = self.script(prompt, group, member, attempt)

@@ -50,6 +50,40 @@ async def test_it_stops_at_the_staleness_bound_until_the_rollout_version_moves(s
     await rollout.close()
 
 
+async def test_an_attempt_is_ordered_by_the_buffer_that_its_group_is_in_when_it_begins(settings, repository):
+    waiting = []
+
+    def script(_prompt, group, member, attempt):
+        if attempt:
+            return trajectory(group, member, reward=float(member))
+        waiting.append((group, asyncio.get_running_loop().create_future()))
+        return waiting[-1][1]
+
+    rollout, runner = make(settings, repository, script)
+    rollout.open()
+    await settle()
+    buffers = {group: key for (group, _, _), key in zip(runner.started, runner.order_keys, strict=True)}
+    assert sorted(buffers.values()) == [0, 0, 1, 1], "eta 1 and two groups a batch"
+    # A complete group of buffer 1 takes the earliest place, in buffer 0: the reservation there moves to buffer 1.
+    complete = next(group for group, key in buffers.items() if key == 1)
+    for member, call in enumerate(call for group, call in waiting if group == complete):
+        call.set_result(trajectory(complete, member, reward=float(member)))
+    await settle()
+    num_before = len(runner.started)
+    for group, call in list(waiting):
+        if not call.done() and group in buffers:
+            call.set_result(trajectory(group, 0, reward=None, outcome="infrastructure"))
+    await settle()
+    again = {
+        group: key
+        for (group, _, attempt), key in list(zip(runner.started, runner.order_keys, strict=True))[num_before:]
+        if attempt
+    }
+    assert len(again) == 3
+    assert sorted(again.values()) == [0, 1, 1], "the group that moved goes with its new buffer"
+    await rollout.close()
+
+
 async def test_consumed_groups_keep_the_staleness_bound(settings, repository):
     current = {"version": 0}
     rollout, _ = make(

@@ -239,7 +239,13 @@ class Rollout:
 
     async def _group(self, uid: str, draw: Draw, version: int, added: Awaitable[object]) -> None:
         await added
-        trajectories = await play_siblings(self._runner, draw, self._algorithm, self._agent.max_attempts)
+        trajectories = await play_siblings(
+            self._runner,
+            draw,
+            self._algorithm,
+            self._agent.max_attempts,
+            lambda: self._buffers.buffer_of(uid),
+        )
         refused = refusal(trajectories, self._algorithm)
         if refused is not None:
             await self._drop(uid, refused)

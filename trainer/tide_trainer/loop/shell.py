@@ -111,12 +111,13 @@ class SchedulerShell:
         kind: Kind,
         temperature: float | None = None,
         version: int | None = None,
+        order_key: int = 0,
     ) -> Trajectory:
         """One attempt, see `rollout.TaskRunner`; cancelling aborts it and ends its task on the gateway."""
         uid = f"{group}/{member}"
         session = f"{uid}/{attempt}".replace("/", ".")
         about = (session, uid, group, member, attempt, prompt, kind, temperature)
-        task = ShellTask(*about, secrets.token_urlsafe(24), version)
+        task = ShellTask(*about, secrets.token_urlsafe(24), version, order_key)
         self._tasks[session] = task
         self._idle.note(False, self._now())
         sampled_at = task.sampling(self._settings.rollout)["temperature"]

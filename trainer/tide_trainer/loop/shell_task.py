@@ -30,6 +30,8 @@ class ShellTask:
         session: its name at the router and the scheduler.
         call: the agent's call that waits for a grant, None without one.
         version: the model version that all of it must be sampled at; None: the versions as they come.
+        order_key: of training, the staleness buffer that its group is reserved in when it begins; the earliest goes
+            first.
         rank: of its last granted call.
         asked: the latest call's prompt tokens, and the most that it may generate.
         granted: the call that went to an engine and has not ended, None without one.
@@ -50,6 +52,7 @@ class ShellTask:
     temperature: float | None
     api_key: str = field(repr=False)
     version: int | None = None
+    order_key: int = 0
     rank: RankId | None = None
     call: str | None = None
     asked: tuple[int, int] = (0, 0)
@@ -72,6 +75,7 @@ class ShellTask:
             kind=self.kind,
             num_siblings=algorithm.group_size + algorithm.spare_siblings if train else 1,
             environment=self.prompt.environment,
+            order_key=self.order_key,
             version=self.version,
         )
 

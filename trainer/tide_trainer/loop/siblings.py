@@ -30,11 +30,13 @@ class TaskRunner(Protocol):
         kind: Kind,
         temperature: float | None = None,
         version: int | None = None,
+        order_key: int = 0,
     ) -> Trajectory:
         """The trajectory of one attempt; cancelling aborts the attempt and ends its task on the gateway.
 
         A `temperature` of None takes the configured one. With a `version` every token is sampled at it, or the task
-        is refused; None goes with the versions as they come.
+        is refused; None goes with the versions as they come. Among tasks of equal right the smallest `order_key` goes
+        first.
         """
         ...
 
@@ -49,11 +51,12 @@ class Refusal:
 
 
 async def play_siblings(
-    runner: TaskRunner, draw: Draw, algorithm: AlgorithmSettings, max_attempts: int
+    runner: TaskRunner, draw: Draw, algorithm: AlgorithmSettings, max_attempts: int, buffer: Callable[[], int]
 ) -> list[Trajectory]:
     """Plays a group's members at once; returns when `group_size` have a reward, or all are over, by member.
 
-    Redundant members that are still playing then are aborted. Cancelling aborts all.
+    Redundant members that are still playing then are aborted. Cancelling aborts all. Each attempt is ordered by the
+    `buffer` that the group is reserved in when it begins.
     """
     # Later samplings of a prompt count on, so that their keys at the gateway supersede what is left of earlier ones.
     first = draw.sampling * max_attempts
@@ -61,7 +64,9 @@ async def play_siblings(
 
     def played(member: int) -> Awaitable[Trajectory]:
         return with_attempts(
-            lambda attempt: runner.run(draw.prompt, uid, member, attempt, "train"), max_attempts, first
+            lambda attempt: runner.run(draw.prompt, uid, member, attempt, "train", order_key=buffer()),
+            max_attempts,
+            first,
         )
 
     members = range(algorithm.group_size + algorithm.spare_siblings)

@@ -100,6 +100,10 @@ class StalenessBuffers:
         self._known(entry)
         return self._places.version_of[entry]
 
+    def buffer_of(self, entry: str) -> int:
+        """V_buf of the place that the entry has now: others may have moved it since it was reserved."""
+        return self._known(entry)
+
     def capacity_left(self, version: int) -> int:
         """How many further groups of this version could be reserved now; 0 for one too old or not yet trained."""
         if version > self.version:
