@@ -15,7 +15,7 @@ from tide_trainer.backends import vllm_settings
 from tide_trainer.backends.vllm_core import VllmCore
 from tide_trainer.backends.vllm_engine import VllmEngine
 from tide_trainer.backends.vllm_settings import VllmSettings
-from tide_trainer.errors import ConfigurationError, EngineFailed, WeightsDiffer
+from tide_trainer.errors import ConfigurationError, EngineFailed, EngineRefused, WeightsDiffer
 
 GREEDY = types.Sampling(temperature=0.0, max_new_tokens=24)
 PROMPTS = [[3 + (seed * 37 + position * 11) % 190 for position in range(20 + seed * 9)] for seed in range(8)]
@@ -80,8 +80,10 @@ class StubCore:
 
     def __init__(self, resets: bool = True, num_left: int = 0, num_images: int = 0, num_encoded: int = 0) -> None:
         self._resets, self._num_encoded = resets, num_encoded
+        self.busy = False
+        self.reset: list[str] = []
         self.scheduler = SimpleNamespace(
-            has_unfinished_requests=lambda: False,
+            has_unfinished_requests=lambda: self.busy,
             num_cached_blocks=lambda: num_left,
             num_cached_images=lambda: num_images,
         )
@@ -92,9 +94,11 @@ class StubCore:
     def reset_prefix_cache(self) -> bool:
         return self._resets
 
-    def reset_mm_cache(self) -> None: ...
+    def reset_mm_cache(self) -> None:
+        self.reset.append("images as prepared")
 
-    def reset_encoder_cache(self) -> None: ...
+    def reset_encoder_cache(self) -> None:
+        self.reset.append("images as seen")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,16 @@ def test_w1_w2_a_cache_reset_that_did_not_happen_is_an_error(stub, told):
             core._replace(update)
     else:
         assert core._replace(update) == 1
+        assert stub.reset == ["images as prepared", "images as seen"]
+
+
+def test_w1_weights_are_not_replaced_while_the_engine_itself_still_runs_a_request():
+    core = VllmCore(VllmSettings("unused"))
+    core._core = StubCore()
+    core._core.busy = True
+    with pytest.raises(EngineRefused, match="still runs requests") as caught:
+        core._replace(types.WeightUpdate(1, "unused", {"a": "b"}))
+    assert caught.value.reason == "busy"
 
 
 @pytest.mark.vllm
