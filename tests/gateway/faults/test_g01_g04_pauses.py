@@ -132,7 +132,7 @@ async def test_g02_fifty_pauses_with_time_between_do_not_drift(slow):
 
 async def test_g02_pauses_that_come_while_the_environment_acts(slow, eventually):
     task_id = (await slow.start(step_s=0.3))["task_id"]
-    for turn in range(5):
+    for turn in range(10):
         acting = asyncio.create_task(slow.act(task_id, turn))
         await eventually(lambda turn=turn: slow.effects() == turn + 1, "the action runs")
         assert (await slow.pause(task_id, 2 * turn + 1))["state"] == "pausing"
